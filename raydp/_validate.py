@@ -1,0 +1,69 @@
+"""Shared validators. Every one returns the value in its canonical type or raises InvalidValue."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable
+
+from raydp.errors import InvalidValue, UnknownName
+
+_NAME = re.compile(r"[a-z0-9_.]+")
+
+
+def real(field: str, value: object) -> float:
+    """A finite real number. NaN and infinities are refused: NaN passes ``x <= 0``."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InvalidValue(field, value, "must be a number", f"Write {field} as an int or a float.")
+    if not math.isfinite(value):
+        raise InvalidValue(field, value, "must be finite", f"Give {field} a finite number.")
+    return float(value)
+
+
+def between(
+    field: str, value: object, low: float, high: float, *, low_open: bool = False, high_open: bool = False
+) -> float:
+    """A finite number in the interval from low to high, open at the ends that are marked so."""
+    number = real(field, value)
+    below = number <= low if low_open else number < low
+    above = number >= high if high_open else number > high
+    if below or above:
+        interval = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high_open else ']'}"
+        raise InvalidValue(field, value, f"must lie in {interval}", f"Choose {field} inside {interval}.")
+    return number
+
+
+def positive(field: str, value: object) -> float:
+    """A finite number above zero."""
+    number = real(field, value)
+    if number <= 0:
+        raise InvalidValue(field, value, "must be > 0", f"Give {field} a positive number.")
+    return number
+
+
+def integer(field: str, value: object, *, low: int | None = None, high: int | None = None) -> int:
+    """An integer (bools are refused, floats are refused even when whole) within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise InvalidValue(field, value, "must be an integer", f"Write {field} without a fraction or a decimal point.")
+    number = int(value)
+    if (low is not None and number < low) or (high is not None and number > high):
+        bounds = [f"must be >= {low}" if low is not None else "", f"must be <= {high}" if high is not None else ""]
+        rule = " and ".join(bound for bound in bounds if bound)
+        raise InvalidValue(field, value, rule, f"Choose {field} accordingly.")
+    return number
+
+
+def name(field: str, value: object) -> str:
+    """A name made of ``a-z 0-9 _ .`` (a slash would nest it in Ray and MLflow; ray-project/ray#11947)."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidValue(field, value, "must be made of a-z, 0-9, '_' and '.'", "Rename it; '/' is refused.")
+    return value
+
+
+def one_of(field: str, value: object, known: Iterable[str]) -> str:
+    """A string out of a closed set; near names are suggested otherwise."""
+    known = tuple(known)
+    if not isinstance(value, str) or value not in known:
+        raise UnknownName(field, str(value), known)
+    return value

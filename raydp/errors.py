@@ -1,0 +1,77 @@
+"""Exceptions that people see. Each message names the field, the value, the rule and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RaydpError(Exception):
+    """Base class of everything that raydp raises on purpose."""
+
+
+class InvalidValue(RaydpError, ValueError):
+    """A field holds a value that breaks its rule.
+
+    Attributes:
+        field: the name of the field as the user wrote it.
+        value: the refused value.
+        rule: what the field must satisfy.
+        remedy: what to write instead.
+    """
+
+    def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
+        self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
+        super().__init__(f"{field} = {value!r}: {rule}. {remedy}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, object, str, str]]:
+        return type(self), (self.field, self.value, self.rule, self.remedy)
+
+
+class UnknownName(RaydpError, KeyError):
+    """A name (method, data set, hyperparameter, …) that does not exist; near names are suggested."""
+
+    def __init__(self, field: str, value: str, known: Iterable[str]) -> None:
+        self.field, self.value, self.known = field, value, tuple(sorted(known))
+        near = difflib.get_close_matches(str(value), self.known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(self.known)}."
+        self.message = f"{field} = {value!r} does not exist. {hint}"
+        super().__init__(self.message)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, tuple[str, ...]]]:
+        return type(self), (self.field, self.value, self.known)
+
+
+class Infeasible(RaydpError):
+    """No noise multiplier makes this point of the space spend its budget.
+
+    Attributes:
+        phase: the phase that is left without a solution.
+        reason: one sentence.
+        nearest: the nearest split (share by phase name) that would work, or None if there is none.
+    """
+
+    def __init__(self, phase: str, reason: str, nearest: dict[str, float] | None = None) -> None:
+        self.phase, self.reason, self.nearest = phase, reason, nearest
+        hint = ""
+        if nearest:
+            hint = " Nearest split that works: " + ", ".join(f"{k} = {v:.4g}" for k, v in nearest.items()) + "."
+        super().__init__(f"phase {phase!r}: {reason}.{hint}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, dict[str, float] | None]]:
+        return type(self), (self.phase, self.reason, self.nearest)
+
+
+class LedgerRefusal(RaydpError):
+    """The Plan has no room for the query that was about to run; nothing was spent."""
+
+
+class CorruptFile(RaydpError):
+    """A file that raydp reads (data, ledger, checkpoint, journal) is damaged or of another layout."""
+
+
+class Diverged(RaydpError):
+    """Training left the finite numbers. The trial fails with this reason; the search goes on."""

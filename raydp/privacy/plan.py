@@ -1,0 +1,147 @@
+"""The plan: a budget, phases with every noise multiplier solved, and the certificate that they fit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raydp import _validate
+from raydp.errors import InvalidValue
+from raydp.privacy.budget import Budget
+from raydp.privacy.mechanism import Mechanism, Phase
+
+SPLITS = ("composed", "naive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """Certified bounds of epsilon at a delta, by one accountant.
+
+    Attributes:
+        lower, estimate, upper: the true epsilon lies in [lower, upper]; 0 <= lower <= estimate <= upper.
+        accountant: the back end that answered.
+        fallback: None, or why another back end than the one asked for had to answer.
+    """
+
+    lower: float
+    estimate: float
+    upper: float
+    accountant: str
+    fallback: str | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("lower", "estimate", "upper"):
+            object.__setattr__(self, key, _validate.real(key, getattr(self, key)))
+        if not 0 <= self.lower <= self.estimate <= self.upper:
+            raise InvalidValue(
+                "interval",
+                (self.lower, self.estimate, self.upper),
+                "must satisfy 0 <= lower <= estimate <= upper",
+                "An accountant returned bounds in the wrong order; report it.",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lower": self.lower,
+            "estimate": self.estimate,
+            "upper": self.upper,
+            "accountant": self.accountant,
+            "fallback": self.fallback,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Interval:
+        return cls(**record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The only thing that training may run.
+
+    Attributes:
+        budget: what the trial may spend.
+        phases: in the order in which they run; every noise multiplier solved.
+        certificate: accountant name -> bounds of epsilon of the whole plan at ``budget.delta``.
+        accountant: the key of ``certificate`` whose *upper* bound is held against the budget.
+        split: ``composed`` (the last phase takes what the composition leaves) or ``naive`` (shares added up).
+
+    Raises:
+        InvalidValue: no phase, two phases of one name, no certificate by the accountant, or an upper bound
+            above the budget.
+    """
+
+    budget: Budget
+    phases: tuple[Phase, ...]
+    certificate: Mapping[str, Interval] = field(hash=False)
+    accountant: str = "pld"
+    split: str = "composed"
+
+    def __post_init__(self) -> None:
+        _validate.one_of("split", self.split, SPLITS)
+        names = [phase.name for phase in self.phases]
+        if not names or len(set(names)) != len(names):
+            raise InvalidValue("phases", names, "must be one or more phases of different names", "Name each once.")
+        if self.accountant not in self.certificate:
+            raise InvalidValue(
+                "certificate",
+                sorted(self.certificate),
+                f"must contain the plan's accountant {self.accountant!r}",
+                "Make plans with raydp.privacy.calibrate, which certifies them.",
+            )
+        if self.epsilon.upper > self.budget.epsilon:
+            raise InvalidValue(
+                "certificate",
+                self.epsilon.upper,
+                f"upper bound must not exceed the budget's epsilon = {self.budget.epsilon:g}",
+                "Make plans with raydp.privacy.calibrate, which solves for the noise.",
+            )
+
+    @property
+    def epsilon(self) -> Interval:
+        """Bounds of epsilon of the whole plan by the plan's own accountant."""
+        return self.certificate[self.accountant]
+
+    @property
+    def mechanisms(self) -> tuple[Mechanism, ...]:
+        return tuple(phase.mechanism for phase in self.phases)
+
+    @property
+    def steps(self) -> int:
+        """Logical steps of all phases together."""
+        return sum(phase.steps for phase in self.phases)
+
+    def phase(self, name: str) -> Phase:
+        """The phase of that name. Raises UnknownName."""
+        known = {phase.name: phase for phase in self.phases}
+        return known[_validate.one_of("phase", name, known)]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of budget, phases, accountant and split: what a ledger refers to."""
+        record = self.to_json()
+        del record["certificate"]
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """The stable JSON form: ``budget``, ``phases``, ``certificate``, ``accountant``, ``split``."""
+        return {
+            "budget": self.budget.to_json(),
+            "phases": [phase.to_json() for phase in self.phases],
+            "certificate": {name: interval.to_json() for name, interval in self.certificate.items()},
+            "accountant": self.accountant,
+            "split": self.split,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Plan:
+        """Inverse of :meth:`to_json`."""
+        return cls(
+            budget=Budget.from_json(record["budget"]),
+            phases=tuple(Phase.from_json(phase) for phase in record["phases"]),
+            certificate={name: Interval.from_json(value) for name, value in record["certificate"].items()},
+            accountant=record["accountant"],
+            split=record["split"],
+        )
