@@ -1,0 +1,21 @@
+"""Data sets: public and private types, sources, sampling and augmentation."""
+
+from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, augment, draw
+from raydp.data.sources import Dataset, Normalization, catalogue, load
+from raydp.data.types import Batch, PrivateAccess, PrivateData, PublicData
+
+__all__ = [
+    "Augmentation",
+    "AugmentationDraw",
+    "Batch",
+    "Dataset",
+    "Normalization",
+    "PrivateAccess",
+    "PrivateData",
+    "PublicData",
+    "apply",
+    "augment",
+    "catalogue",
+    "draw",
+    "load",
+]

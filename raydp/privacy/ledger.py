@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -339,7 +339,7 @@ def _parse(path: Path, content: bytes) -> Ledger:
             f"The ledger {path} has layout {header['layout']}, this raydp reads layout {LAYOUT}. "
             "Read it with the version that wrote it."
         )
-    types = {field: object for field in LedgerEntry.__dataclass_fields__}
+    types: dict[str, type] = {field: object for field in LedgerEntry.__dataclass_fields__}
     entries: list[LedgerEntry] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(lines[1:], start=2):
@@ -359,7 +359,7 @@ def _parse(path: Path, content: bytes) -> Ledger:
         raise CorruptFile(f"Line 1 of the ledger {path} is damaged: {error}") from error
 
 
-def _decode(path: Path, number: int, line: bytes, types: dict[str, type]) -> dict[str, Any]:
+def _decode(path: Path, number: int, line: bytes, types: Mapping[str, type]) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:

