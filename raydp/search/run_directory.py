@@ -2,7 +2,7 @@
 
 Layout (version 1)::
 
-    raydp.json          layout version, definition of the search, software versions, time of creation
+    raydp.json          layout version, id, definition of the search, software versions, time of creation
     journal.jsonl       one event a line, fsynced: the truth about the trials (see raydp.search.records)
     lock                held by the one driver that may write
     search.py           a copy of the search's file, if it came from one
@@ -27,6 +27,7 @@ import os
 import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,7 +60,7 @@ class RunDirectory:
 
     Attributes:
         path: absolute path.
-        header: the content of raydp.json (``layout``, ``created``, ``software``, ``definition``).
+        header: the content of raydp.json (``layout``, ``id``, ``created``, ``software``, ``definition``).
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -91,6 +92,7 @@ class RunDirectory:
             raise InvalidValue("storage", str(root), "must be new or empty", "Choose another directory.")
         header = {
             "layout": LAYOUT,
+            "id": uuid.uuid4().hex,
             "created": _now(),
             "software": _software(),
             "definition": dict(definition),
@@ -128,7 +130,7 @@ class RunDirectory:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
         try:
             header = json.loads(text)
-            layout, definition = header["layout"], header["definition"]
+            layout, definition, _ = header["layout"], header["definition"], header["id"]
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
         if layout != LAYOUT:
