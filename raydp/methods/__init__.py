@@ -1,0 +1,49 @@
+"""The methods that a search can run, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from raydp import _validate
+from raydp.methods.base import GradientHyperparameters, Method, Policy
+from raydp.methods.dp_sgd import DpSgd
+from raydp.methods.online import Online, OnlineHyperparameters, OnlineTopKHyperparameters
+from raydp.methods.two_phase import TwoPhase
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        method.name: method
+        for method in (
+            DpSgd(),
+            TwoPhase(
+                name="tp_topk",
+                summary="a dense private warm-up scores the coordinates, then only the best are noised and trained",
+                ranking="scores",
+            ),
+            TwoPhase(
+                name="tp_rand",
+                summary="as tp_topk with a random support: the control that isolates the quality of the support",
+                ranking="random",
+            ),
+            Online(
+                name="on_topk",
+                summary="one phase; the support is refreshed each epoch from scores gathered online",
+                hyperparameters=OnlineTopKHyperparameters,
+            ),
+            Online(
+                name="on_rand",
+                summary="one phase; a fresh random support each epoch",
+                hyperparameters=OnlineHyperparameters,
+            ),
+        )
+    }
+)
+
+
+def method(name: str) -> Method:
+    """The method of that name. Raises UnknownName with the near names."""
+    return METHODS[_validate.one_of("method", name, METHODS)]
+
+
+__all__ = ["METHODS", "GradientHyperparameters", "Method", "Policy", "method"]

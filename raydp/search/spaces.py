@@ -24,7 +24,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optuna
@@ -111,6 +111,26 @@ class Space:
         """The names whose value differs between trials, sorted."""
         suggested = {name for name, found in self.distributions.items() if name in self.dynamic or not found.single()}
         return tuple(sorted(suggested | self.computed))
+
+    def without(self, name: str) -> Space:
+        """This space without one of its names, which is then held fixed elsewhere.
+
+        Raises:
+            InvalidValue: the space is a function, which proposes what it likes.
+        """
+        if self.function is not None:
+            raise InvalidValue(
+                name,
+                "fixed",
+                "is proposed by the space's function",
+                "Change the function, or write a dictionary space.",
+            )
+        return replace(
+            self,
+            distributions={key: value for key, value in self.distributions.items() if key != name},
+            constants={key: value for key, value in self.constants.items() if key != name},
+            grids=self.grids - {name},
+        )
 
     @property
     def is_grid(self) -> bool:

@@ -1,0 +1,38 @@
+"""The geometry: the linear map in which per-example gradients are clipped and noised.
+
+A private step is always ``lift(noise(sum(clip(project(per-example gradients)))))``. The privacy of a step does not
+depend
+on the geometry, as long as it is a function of public data and of earlier private outputs: the vectors that are clipped
+are the projected ones, so each example moves the sum by at most C whatever the map is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Geometry(Protocol):
+    """Projects per-example gradients into coordinates, and lifts what was released back.
+
+    Attributes:
+        sizes: the number of coordinates of each parameter tensor; noise is drawn on exactly these.
+        support: None when every parameter entry is trained; else, for each parameter tensor, the sorted flat indices
+            (int64) of the entries that are trained. All others stay frozen.
+    """
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    @property
+    def support(self) -> tuple[Tensor, ...] | None: ...
+
+    def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Map per-example gradients (n, *shape) to coordinates (n, size), one tensor for each parameter."""
+        ...
+
+    def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
+        """Map released averages (size,) to updates of the trained entries, flat, one tensor for each parameter."""
+        ...

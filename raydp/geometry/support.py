@@ -1,0 +1,61 @@
+"""TP-TopK's geometry: clip and noise only the coordinates of a support (arXiv 2606.04375, Algorithm 1, phase 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raydp import _validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Coordinates are the entries listed in ``indices``; masking precedes clipping, so the sensitivity is C for any k.
+
+    Noise drawn on the support alone has the same law as a dense draw that is masked afterwards, and costs k, not d.
+
+    Attributes:
+        indices: for each parameter tensor the sorted flat indices (int64) of its active entries; may be empty.
+    """
+
+    indices: tuple[Tensor, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(index.numel() for index in self.indices)
+
+    @property
+    def support(self) -> tuple[Tensor, ...]:
+        return self.indices
+
+    def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        return [gradient.flatten(1)[:, index] for gradient, index in zip(gradients, self.indices, strict=True)]
+
+    def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
+        return list(released)
+
+
+def support_size(active_ratio: float, coordinates: int) -> int:
+    """k = floor(rho·d), at least 1."""
+    ratio = _validate.between("active_ratio", active_ratio, 0, 1, low_open=True)
+    # 1e-9 guards products such as 0.29·100 = 28.999999999999996, whose floor would lose a coordinate.
+    return max(1, math.floor(ratio * coordinates + 1e-9))
+
+
+def top_k(scores: Tensor, k: int, sizes: Sequence[int]) -> Support:
+    """The k largest scores, global over the flattened parameters, ties broken by position.
+
+    Args:
+        scores: (d,), computed from released quantities or public randomness only.
+        k: number of coordinates, 1 <= k <= d.
+        sizes: number of entries of each parameter tensor; they sum to d.
+    """
+    _validate.integer("k", k, low=1, high=scores.numel())
+    order = torch.argsort(scores, descending=True, stable=True)  # stable: equal scores stay in position order
+    active = torch.zeros(scores.numel(), dtype=torch.bool)
+    active[order[:k]] = True
+    return Support(indices=tuple(part.nonzero().flatten() for part in active.split(list(sizes))))

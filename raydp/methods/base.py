@@ -1,0 +1,162 @@
+"""What a method is: phases, a geometry for each step, and what happens between the phases.
+
+A method never sees the data. It asks for phases (pure), and gives a *policy*, which is told what every step released
+and
+answers which geometry the next step uses. So nothing that steers training can touch an un-noised private quantity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from raydp import _validate
+from raydp.errors import InvalidValue, UnknownName
+from raydp.geometry import Geometry
+from raydp.privacy.mechanism import PhaseSpec
+from raydp.privacy.plan import Plan
+from raydp.training.optimizer import OPTIMIZERS, SCHEDULES
+
+Scalar = str | int | float | bool | None
+Config = Mapping[str, Scalar]
+
+
+def option(default: Scalar, help: str) -> Any:
+    """A hyperparameter: its default and one line of help."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientHyperparameters:
+    """Hyperparameters that every gradient method shares. Times are in epochs of floor(N/B) logical steps."""
+
+    learning_rate: float = option(0.5, "step size; the update is the noisy sum divided by the expected batch size")
+    epochs: int = option(10, "passes over the data, of floor(N/B) logical steps each")
+    batch_size: int = option(256, "expected logical batch size B = q·N; the divisor of every update")
+    clip_norm: float = option(1.0, "C, one L2 norm over all trained coordinates of an example")
+    optimizer: str = option("sgd", "sgd or adam, fed with the private gradient")
+    momentum: float = option(0.0, "momentum of sgd, on the private gradient; reset when the support changes")
+    weight_decay: float = option(0.0, "added to the private gradient of the trained coordinates")
+    schedule: str = option("constant", "learning-rate schedule over all logical steps: constant, linear or cosine")
+    ema_decay: float = option(0.0, "decay of the weight average used for evaluation; 0 evaluates the last weights")
+    augmentation: str = option("none", "none, crop (pad and crop) or crop_flip, on each private example")
+    augmentation_multiplicity: int = option(1, "K augmented copies whose gradients are averaged before clipping")
+
+    def __post_init__(self) -> None:
+        _validate.positive("learning_rate", self.learning_rate)
+        _validate.integer("epochs", self.epochs, low=1)
+        _validate.integer("batch_size", self.batch_size, low=1)
+        _validate.positive("clip_norm", self.clip_norm)
+        _validate.one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _validate.between("momentum", self.momentum, 0, 1, high_open=True)
+        _validate.between("weight_decay", self.weight_decay, 0, 1)
+        _validate.one_of("schedule", self.schedule, SCHEDULES)
+        _validate.between("ema_decay", self.ema_decay, 0, 1, high_open=True)
+        _validate.one_of("augmentation", self.augmentation, ("none", "crop", "crop_flip"))
+        _validate.integer("augmentation_multiplicity", self.augmentation_multiplicity, low=1)
+        if self.augmentation == "none" and self.augmentation_multiplicity > 1:
+            raise InvalidValue(
+                "augmentation_multiplicity",
+                self.augmentation_multiplicity,
+                "has no effect with augmentation = 'none'",
+                "Set augmentation, or leave the multiplicity at 1.",
+            )
+        if self.optimizer == "adam" and self.momentum:
+            raise InvalidValue("momentum", self.momentum, "is not used by optimizer = 'adam'", "Leave momentum at 0.")
+
+    def steps_per_epoch(self, population: int) -> int:
+        """floor(N/B), at least 1. Steps are integers; the sample rate is derived from the sizes, never the reverse."""
+        return max(1, population // self.batch_size)
+
+    def total_steps(self, population: int) -> int:
+        """Logical steps of all phases together."""
+        return self.epochs * self.steps_per_epoch(population)
+
+
+class Policy(ABC):
+    """A method at work in one run: chooses the geometry of each step from what earlier steps released."""
+
+    @abstractmethod
+    def geometry(self, phase: str, step: int) -> Geometry:
+        """The geometry of this step. The same object as long as nothing changes."""
+
+    def observe(self, phase: str, step: int, released: Sequence[Tensor]) -> None:
+        """See what a step released: the noisy average in the step's coordinates, one flat tensor a parameter."""
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers about the policy that are functions of released quantities, so private-safe to log."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on after a crash (tensors and plain values)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of :meth:`state_dict`."""
+
+
+class Method(ABC):
+    """Phases + a geometry for each + what happens between them."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    hyperparameters: ClassVar[type[GradientHyperparameters]]
+
+    def parse(self, config: Config) -> GradientHyperparameters:
+        """Check a config against the method's hyperparameters and fill in the defaults.
+
+        Raises:
+            UnknownName: the config names a parameter that the method lacks (a knob is never silently ignored).
+            InvalidValue: a value has the wrong type or breaks its rule.
+        """
+        types = hyperparameter_types(self.hyperparameters)
+        for name in config:
+            if name not in types:
+                raise UnknownName(f"hyperparameter of {self.name}", name, types)
+        return self.hyperparameters(**{name: coerce(name, value, types[name]) for name, value in config.items()})
+
+    @abstractmethod
+    def phases(self, hyperparameters: Any, *, population: int) -> tuple[PhaseSpec, ...]:
+        """The phases for N = ``population`` private examples, noise unsolved. Pure; spends nothing."""
+
+    @abstractmethod
+    def policy(
+        self, hyperparameters: Any, *, plan: Plan, sizes: Sequence[int], names: Sequence[str], seed: int
+    ) -> Policy:
+        """The method at work on parameters of these names and sizes; ``seed`` drives public randomness only."""
+
+    def learning_rate(self, hyperparameters: Any, phase: str) -> float:
+        """The base learning rate of a phase, before the schedule."""
+        return float(hyperparameters.learning_rate)
+
+    def lineage(self, hyperparameters: Any, phase: str) -> dict[str, Scalar]:
+        """Everything of the config that decides what this phase releases, given what the earlier phases released.
+
+        Runs that are paired on purpose share noise in a phase exactly when the lineages up to it are equal, so that the
+        phase is the same computation run twice; whatever differs gets independent noise.
+        """
+        return {"method": self.name, **dataclasses.asdict(hyperparameters)}
+
+
+def hyperparameter_types(cls: type) -> dict[str, Any]:
+    """Name -> annotated type of a hyperparameter dataclass."""
+    hints = get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+
+
+def coerce(name: str, value: Scalar, annotation: Any) -> Scalar:
+    """Check a value's type; an int is taken where a float is asked, nothing else is converted."""
+    allowed = get_args(annotation) if get_origin(annotation) in (Union, type(int | None)) else (annotation,)
+    if value is None and type(None) in allowed:
+        return None
+    if type(value) in allowed:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
+        return float(value)
+    wanted = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
+    raise InvalidValue(name, value, f"must be {wanted}, not {type(value).__name__}", f"Write {name} as {wanted}.")

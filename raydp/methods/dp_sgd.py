@@ -1,0 +1,50 @@
+"""DP-SGD (Abadi et al. 2016), with the large-batch recipe of De et al. 2022 as options: the dense baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raydp.geometry import Identity
+from raydp.methods.base import GradientHyperparameters, Method, Policy
+from raydp.privacy.mechanism import PhaseSpec
+from raydp.privacy.plan import Plan
+
+
+class DensePolicy(Policy):
+    """All coordinates, always."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._identity = Identity(sizes=tuple(sizes))
+
+    def geometry(self, phase: str, step: int) -> Identity:
+        return self._identity
+
+
+class DpSgd(Method):
+    """One phase, ``train``: every coordinate, one noise multiplier."""
+
+    name = "dp_sgd"
+    summary = "dense DP-SGD: every coordinate is clipped, noised and trained"
+    hyperparameters = GradientHyperparameters
+
+    def phases(self, hyperparameters: GradientHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
+        return (
+            PhaseSpec(
+                name="train",
+                steps=hyperparameters.total_steps(population),
+                batch_size=hyperparameters.batch_size,
+                population=population,
+                clip_norm=hyperparameters.clip_norm,
+            ),
+        )
+
+    def policy(
+        self,
+        hyperparameters: GradientHyperparameters,
+        *,
+        plan: Plan,
+        sizes: Sequence[int],
+        names: Sequence[str],
+        seed: int,
+    ) -> DensePolicy:
+        return DensePolicy(sizes)

@@ -1,0 +1,395 @@
+"""The search: method, data, budget, space, sampler, resources. It describes; :mod:`raydp.search.runner` acts."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+from raydp import _validate
+from raydp.errors import InvalidValue, UnknownName
+from raydp.methods import METHODS, Method, method
+from raydp.methods.base import Config, GradientHyperparameters, Scalar, coerce, hyperparameter_types
+from raydp.privacy.accountants import ACCOUNTANTS
+from raydp.privacy.budget import Budget
+from raydp.privacy.plan import SPLITS, Plan
+from raydp.search.sampling import SAMPLERS
+from raydp.search.sampling import check as check_sampler
+from raydp.search.spaces import Space
+
+if TYPE_CHECKING:
+    from raydp.search.results import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a trial occupies, and how many run at once.
+
+    Attributes:
+        cpus_per_trial: CPU cores, and the number of threads that a trial computes with.
+        gpus_per_trial: 0 trains on the CPU. A fraction lets several trials share a GPU.
+        max_concurrent: trials at once; None takes as many as fit the cluster.
+        total_cpus: cores of the local cluster that a run starts; None takes those of the machine. Has no meaning when
+            an address is given.
+        retries: how often a trial whose process died goes on from its checkpoint before it counts as failed.
+    """
+
+    cpus_per_trial: int = 1
+    gpus_per_trial: float = 0.0
+    max_concurrent: int | None = None
+    total_cpus: int | None = None
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        _validate.integer("resources.cpus_per_trial", self.cpus_per_trial, low=1)
+        _validate.between("resources.gpus_per_trial", self.gpus_per_trial, 0, 64)
+        _validate.integer("resources.retries", self.retries, low=0)
+        for name in ("max_concurrent", "total_cpus"):
+            if getattr(self, name) is not None:
+                _validate.integer(f"resources.{name}", getattr(self, name), low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Everything that decides what a search proposes and what each trial may spend.
+
+    Attributes:
+        name: also the MLflow experiment; made of a-z, 0-9, '_' and '.'.
+        method: one of :data:`raydp.methods.METHODS`. The space may propose ``method`` itself instead; hyperparameters
+            that only some of the methods have are then left out for the others.
+        data: a data set's name or a directory of Parquet files.
+        budget: what *every* trial spends, exactly.
+        space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
+        fixed: hyperparameters held constant.
+        model: a model's name; None takes the default for the data's image size.
+        metric, mode: what is optimised, measured on the hold-out set; tuples for several objectives.
+        trials: how many trials are trained. Infeasible points cost nothing and do not count.
+        seeds: runs of each trial (initial weights 0, 1, …); each is charged; the sampler sees the mean.
+        sampler: ``tpe``, ``random``, ``gp`` or ``grid``.
+        accountant: whose upper bound is held against the budget.
+        split: ``composed``, or ``naive`` for comparison.
+        seed: of the sampler and of the initial weights. Never of the noise.
+        paired: share the noise of a phase between runs of one seed that are the same computation up to there (so that
+            tp_topk and tp_rand start from one warm-up). Every run is still charged in full.
+        insecure_seed: derive all noise from this public number. For debugging; nothing is private then, and every
+            result says so.
+        data_limit: use at most this many private examples.
+        reports: evaluations (and checkpoints) of a run.
+        micro_batch: examples whose gradients are held at once. Speed and memory only.
+        resources: what a trial occupies.
+        warm_start: configs that are proposed first.
+        small, paper: overrides for ``--scale small`` and ``--scale paper``.
+
+    Raises:
+        InvalidValue, UnknownName: before anything is spent.
+    """
+
+    name: str
+    method: str = "dp_sgd"
+    data: str
+    budget: Budget
+    space: Mapping[str, Any] | Callable[..., Any] | Space
+    fixed: Mapping[str, Scalar] = field(default_factory=dict)
+    model: str | None = None
+    metric: str | tuple[str, ...] = "accuracy"
+    mode: str | tuple[str, ...] = "max"
+    trials: int = 20
+    seeds: int = 1
+    sampler: str = "tpe"
+    accountant: str = "pld"
+    split: str = "composed"
+    seed: int = 0
+    paired: bool = False
+    insecure_seed: int | None = None
+    data_limit: int | None = None
+    reports: int = 5
+    micro_batch: int = 128
+    resources: Resources = Resources()
+    warm_start: tuple[Mapping[str, Scalar], ...] = ()
+    small: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _validate.name("name", self.name)
+        _validate.one_of("method", self.method, METHODS)
+        _validate.integer("trials", self.trials, low=1)
+        _validate.integer("seeds", self.seeds, low=1)
+        _validate.integer("seed", self.seed, low=0)
+        _validate.integer("reports", self.reports, low=1)
+        _validate.integer("micro_batch", self.micro_batch, low=1)
+        if self.data_limit is not None:
+            _validate.integer("data_limit", self.data_limit, low=1)
+        if self.insecure_seed is not None:
+            _validate.integer("insecure_seed", self.insecure_seed, low=0)
+            if self.paired:
+                raise InvalidValue(
+                    "paired", True, "has no meaning with insecure_seed, which pairs everything", "Set only one of them."
+                )
+        _validate.one_of("accountant", self.accountant, ACCOUNTANTS)
+        _validate.one_of("split", self.split, SPLITS)
+        _validate.one_of("sampler", self.sampler, SAMPLERS)
+        self._check_objectives()
+        object.__setattr__(self, "space", Space.from_definition(self.space))
+        self._check_names()
+        check_sampler(space=self.point_space, sampler=self.sampler, warm_start=self.warm_start)
+
+    def _check_objectives(self) -> None:
+        from raydp.training.evaluation import METRICS
+
+        if len(self.metrics) != len(self.modes):
+            raise InvalidValue("mode", self.mode, f"must name one mode for each of {self.metrics}", "Write max or min.")
+        for metric, mode in zip(self.metrics, self.modes, strict=True):
+            _validate.one_of("metric", metric, METRICS)
+            _validate.one_of("mode", mode, ("max", "min"))
+
+    def _check_names(self) -> None:
+        """Every name in ``space`` and ``fixed`` belongs to a method that can be proposed; no name stands in both."""
+        known: dict[str, Any] = {"method": str}
+        for candidate in self.methods:
+            known.update(hyperparameter_types(candidate.hyperparameters))
+        for name in (*self.point_space.names, *self.fixed):
+            if name not in known:
+                raise UnknownName(f"hyperparameter of {', '.join(m.name for m in self.methods)}", name, known)
+        for name in sorted(set(self.point_space.names) & set(self.fixed)):
+            raise InvalidValue(
+                f"fixed[{name!r}]", self.fixed[name], "is also proposed by the space", "Leave it out of one of the two."
+            )
+        if "method" in self.fixed:
+            raise InvalidValue("fixed['method']", self.fixed["method"], "is a field of the Search", "Set method=….")
+        for candidate in self.methods:
+            candidate.parse(self._for_method(candidate, self.fixed))
+
+    @property
+    def point_space(self) -> Space:
+        """The space as one kind of object (also when it was given as a dictionary or a function)."""
+        assert isinstance(self.space, Space)
+        return self.space
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The objectives' metrics, always a tuple."""
+        return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The objectives' directions, always a tuple."""
+        return (self.mode,) if isinstance(self.mode, str) else tuple(self.mode)
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that a trial of this search can have."""
+        distribution = self.point_space.distributions.get("method")
+        if distribution is not None:
+            return tuple(method(str(name)) for name in distribution.choices)  # type: ignore[attr-defined]
+        return (method(str(self.point_space.constants.get("method", self.method))),)
+
+    def point(self, config: Mapping[str, Scalar]) -> tuple[Method, GradientHyperparameters, dict[str, Scalar]]:
+        """The method of a proposed config, its parsed hyperparameters, and the config that they were parsed from."""
+        chosen = method(str(config.get("method", self.method)))
+        values = self._for_method(chosen, {**self.fixed, **config})
+        return chosen, chosen.parse(values), values
+
+    def _for_method(self, chosen: Method, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """``values`` without ``method``, and without what belongs to other methods of the same search."""
+        values = {name: value for name, value in values.items() if name != "method"}
+        if len(self.methods) == 1:
+            return values
+        own = hyperparameter_types(chosen.hyperparameters)
+        others = {name for other in self.methods for name in hyperparameter_types(other.hyperparameters)}
+        return {name: value for name, value in values.items() if name in own or name not in others}
+
+    def plan_for(self, config: Config) -> Plan:
+        """The certified plan of a proposed config, from the cache where it was made before.
+
+        Raises:
+            Infeasible: no noise multiplier exists; with the reason.
+            InvalidValue, UnknownName: the config is not one of the method.
+        """
+        from raydp import data
+        from raydp.privacy.cache import PlanCache
+        from raydp.privacy.calibration import calibrate
+
+        chosen, hyperparameters, _ = self.point(config)
+        population = len(data.load(self.data, limit=self.data_limit).private)
+        return calibrate(
+            budget=self.budget,
+            phases=chosen.phases(hyperparameters, population=population),
+            accountant=self.accountant,
+            split=self.split,
+            cache=PlanCache(),
+        )
+
+    def model_name(self) -> str:
+        """The model, or the default for the data's image size."""
+        from raydp import data, models
+
+        if self.model is not None:
+            return self.model
+        return models.default_model(data.load(self.data, limit=self.data_limit).private.input_shape)
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Search:
+        """A search with some fields or fixed hyperparameters replaced; what ``--set field=value`` does.
+
+        Args:
+            overrides: name -> value, or -> text that is read by the field's type. Names are fields of the Search,
+                ``budget.epsilon``, ``resources.cpus_per_trial``, …, or hyperparameters (``fixed.`` may precede them),
+                which are then held fixed and leave the space.
+
+        Raises:
+            UnknownName: no such name; near names are suggested.
+            InvalidValue: the value does not have the field's type, or the space's function proposes that name.
+        """
+        changes: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = {"budget": {}, "resources": {}}
+        parts = {"budget": self.budget, "resources": self.resources}
+        own = {name: kind for name, kind in get_type_hints(Search).items() if _is_plain(kind)}
+        own["space"] = own["fixed"] = object
+        hyperparameters: dict[str, Any] = {}
+        for name, value in overrides.items():
+            head, _, tail = name.partition(".")
+            if head in nested and tail:
+                kinds = get_type_hints(type(parts[head]))
+                _validate.one_of(f"field of {head}", tail, kinds)
+                nested[head][tail] = _read(name, value, kinds[tail])
+            elif name in own:
+                changes[name] = value if own[name] is object else _read(name, value, own[name])
+            else:
+                hyperparameters[name.removeprefix("fixed.")] = value
+        for head, found in nested.items():
+            if found:
+                changes[head] = replace(parts[head], **found)  # type: ignore[type-var]
+        base = self._with_hyperparameters(hyperparameters, str(changes.get("method", self.method)), own)
+        return replace(self, **{**base, **changes})
+
+    def _with_hyperparameters(self, found: Mapping[str, Any], chosen: str, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes to ``fixed`` and ``space`` that hold these hyperparameters constant."""
+        if not found:
+            return {}
+        methods = self.methods if len(self.methods) > 1 else (method(chosen),)
+        kinds: dict[str, Any] = {}
+        for candidate in methods:
+            kinds.update(hyperparameter_types(candidate.hyperparameters))
+        fixed, space = dict(self.fixed), self.point_space
+        for name, value in found.items():
+            if name not in kinds:
+                near = {*kinds, *own, *(f"budget.{f.name}" for f in dataclasses.fields(Budget))}
+                raise UnknownName("--set", name, near | {f"resources.{f.name}" for f in dataclasses.fields(Resources)})
+            fixed[name] = _read(name, value, kinds[name])
+            if name in space.names:
+                space = space.without(name)
+        return {"fixed": fixed, "space": space}
+
+    def scaled(self, scale: str) -> Search:
+        """The search with its ``small`` or ``paper`` overrides applied."""
+        _validate.one_of("scale", scale, ("small", "paper"))
+        overrides = self.small if scale == "small" else self.paper
+        if not overrides:
+            raise InvalidValue("scale", scale, f"is not defined by the search {self.name!r}", f"Define {scale}={{…}}.")
+        return self.with_overrides(overrides)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a run directory stores; a define-by-run function is described, its file is kept beside it."""
+        record = {
+            item.name: getattr(self, item.name)
+            for item in dataclasses.fields(self)
+            if item.name not in ("budget", "space", "resources", "small", "paper")
+        }
+        record["fixed"] = dict(self.fixed)
+        record["warm_start"] = [dict(config) for config in self.warm_start]
+        record["metric"], record["mode"] = list(self.metrics), list(self.modes)
+        record["budget"] = self.budget.to_json()
+        record["resources"] = dataclasses.asdict(self.resources)
+        record["space"] = self.point_space.to_json()
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], space: Space | Callable[..., Any] | None = None) -> Search:
+        """Inverse of :meth:`to_json`. ``space`` must be given when the space is a function.
+
+        Raises:
+            InvalidValue: the given space proposes other things than the one that was stored.
+        """
+        values = dict(record)
+        stored = values.pop("space")
+        found = Space.from_json(stored) if space is None else Space.from_definition(space)
+        if found.digest() != stored["digest"]:
+            raise InvalidValue(
+                "space",
+                found.names,
+                f"is not the space that the search began with ({', '.join(stored['distributions'])})",
+                "Restore the file of the search, or start a new search.",
+            )
+        values["metric"] = tuple(values["metric"]) if len(values["metric"]) > 1 else values["metric"][0]
+        values["mode"] = tuple(values["mode"]) if len(values["mode"]) > 1 else values["mode"][0]
+        values["budget"] = Budget.from_json(values["budget"])
+        values["resources"] = Resources(**values["resources"])
+        values["warm_start"] = tuple(values["warm_start"])
+        return cls(space=found, **values)
+
+    def run(
+        self,
+        *,
+        storage: str | Path | None = None,
+        tracking_uri: str | None = None,
+        address: str | None = None,
+        quiet: bool = False,
+    ) -> Result:
+        """Run the search, or go on with the one in ``storage`` if it is this search.
+
+        Args:
+            storage: the run directory; None makes ``runs/<name>-<n>``.
+            tracking_uri: of an MLflow server; None takes a SQLite file in the run directory.
+            address: of a Ray cluster; None starts a local one and shuts it down afterwards.
+            quiet: print nothing.
+
+        Returns:
+            The :class:`raydp.search.results.Result`.
+        """
+        from raydp.search import runner
+
+        return runner.run(
+            self,
+            storage=None if storage is None else Path(storage),
+            tracking_uri=tracking_uri,
+            address=address,
+            quiet=quiet,
+        )
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a field can be read from text: a scalar, or a union of scalars and tuples of strings."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return all(option in (str, int, float, bool, type(None), tuple[str, ...]) for option in options)
+
+
+def _read(name: str, value: Any, kind: Any) -> Any:
+    """``value`` as the field's type: text is read, other values are checked."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if not isinstance(value, str):
+        plain = tuple(option for option in options if option != tuple[str, ...])
+        return value if isinstance(value, tuple) and plain != options else coerce(name, value, kind)
+    if type(None) in options and value.lower() in ("none", ""):
+        return None
+    readers: dict[Any, Callable[[str], Any]] = {
+        bool: lambda text: {"true": True, "false": False}[text.lower()],
+        int: int,
+        float: float,
+    }
+    for option, reader in readers.items():
+        if option in options:
+            try:
+                return reader(value)
+            except (ValueError, KeyError):
+                continue
+    if tuple[str, ...] in options and "," in value:
+        return tuple(part.strip() for part in value.split(","))
+    if str in options:
+        return value
+    wanted = " or ".join("none" if option is type(None) else option.__name__ for option in options)
+    raise InvalidValue(name, value, f"must be {wanted}", f"Write --set {name}=<{wanted}>.")
+
+
+__all__ = ["Resources", "Search"]

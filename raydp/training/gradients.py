@@ -1,0 +1,173 @@
+"""Per-example gradients, by Opacus' layer formulas on captured activations and output gradients.
+
+Opacus' ``GradSampleModule`` wraps the model, lets ``loss.backward()`` also compute every ordinary weight gradient, and
+hangs the result on the parameters. Here the same per-layer formulas (``opacus.grad_sample``) are fed directly: forward
+hooks keep each layer's input and output, one ``torch.autograd.grad`` with respect to the *outputs* gives the output
+gradients without the ordinary weight gradients, and nothing is stored on the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from raydp.errors import InvalidValue
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum (not mean) of the examples' cross-entropies, so that each example's gradient is in per-example units."""
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[nn.Parameter, Tensor]:
+    """Per-example gradients of an ungrouped Conv2d, faster than the general formula (which serves all else).
+
+    Many channels at many positions: one batched product for each kernel offset on a shifted view, since unfolding
+    would copy the input k_h·k_w times and costs more than the products (measured; ``tests/benchmarks/bench_step.py``).
+    """
+    wide = layer.in_channels >= 16 and output_gradient[0, 0].numel() >= 256
+    if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        return GradSampleModule.GRAD_SAMPLERS[nn.Conv2d](layer, activations, output_gradient)
+    flat = output_gradient.flatten(2)
+    result: dict[nn.Parameter, Tensor] = {}
+    if layer.bias is not None and layer.bias.requires_grad:
+        result[layer.bias] = flat.sum(dim=2)
+    if not layer.weight.requires_grad:
+        return result
+    if not wide:
+        columns = F.unfold(activations[0], layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        result[layer.weight] = torch.bmm(flat, columns.transpose(1, 2)).view(-1, *layer.weight.shape)
+        return result
+    (pad_h, pad_w), (step_h, step_w), (gap_h, gap_w) = layer.padding, layer.stride, layer.dilation
+    padded = F.pad(activations[0], (pad_w, pad_w, pad_h, pad_h))
+    height, width = output_gradient.shape[2:]
+    offsets = [
+        torch.bmm(
+            flat,
+            padded[
+                :,
+                :,
+                row * gap_h : row * gap_h + step_h * (height - 1) + 1 : step_h,
+                column * gap_w : column * gap_w + step_w * (width - 1) + 1 : step_w,
+            ]
+            .flatten(2)
+            .transpose(1, 2),
+        )
+        for row in range(layer.kernel_size[0])
+        for column in range(layer.kernel_size[1])
+    ]
+    result[layer.weight] = torch.stack(offsets, dim=-1).view(-1, *layer.weight.shape)
+    return result
+
+
+def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules that own trainable parameters directly."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    ]
+
+
+class PerExampleGradients:
+    """Callable that returns the gradient of each example's own loss with respect to every trainable parameter.
+
+    Layers with an Opacus formula (Linear, Conv1d/2d/3d, GroupNorm, LayerNorm, Embedding, …) are captured; a model with
+    any other parametrised module falls back to ``torch.func.vmap`` for the whole model.
+
+    Args:
+        model: a model in which no layer mixes examples (see :func:`raydp.models.validate_model`).
+        loss: maps logits (n, …) and labels (n, …) to the *sum* of the examples' losses.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFunction = cross_entropy_sum) -> None:
+        self.model = model
+        self.loss = loss
+        self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._layers = _layers(model)
+        formulas = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _conv2d_formula}
+        self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
+        self.engine = "vmap" if None in self._formulas.values() else "captured"
+
+    def __call__(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        """Gradients of n examples.
+
+        Args:
+            images: (n, C, H, W), n >= 0.
+            labels: (n,).
+
+        Returns:
+            One tensor (n, *parameter.shape) for each trainable parameter, in ``named_parameters`` order.
+        """
+        if len(images) == 0:
+            return [parameter.new_zeros((0, *parameter.shape)) for parameter in self.parameters]
+        return self._captured(images, labels) if self.engine == "captured" else self._vmapped(images, labels)
+
+    def _captured(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        calls: list[tuple[str, nn.Module, Tensor, Tensor, int]] = []
+
+        def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+                calls.append((name, module, inputs[0].detach(), output, output._version))
+
+            return hook
+
+        handles = [module.register_forward_hook(keep(name)) for name, module in self._layers]
+        try:
+            loss = self.loss(self.model(images), labels)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for name, module, _, output, version in calls:
+            if output._version != version:
+                raise InvalidValue(
+                    name or "model",
+                    type(module).__name__,
+                    "has an output that a later layer changes in place, which would falsify its per-example gradient",
+                    "Use the out-of-place form after it, such as nn.ReLU(inplace=False).",
+                )
+        output_gradients = torch.autograd.grad(loss, [call[3] for call in calls])
+        gradients: dict[nn.Parameter, Tensor] = {}
+        with torch.no_grad():
+            for (_, module, activation, _, _), output_gradient in zip(calls, output_gradients, strict=True):
+                formula = self._formulas[type(module)]
+                for parameter, gradient in formula(module, [activation], output_gradient).items():
+                    gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+        return [gradients.get(p, p.new_zeros((len(images), *p.shape))) for p in self.parameters]
+
+    def _vmapped(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        trainable = dict(zip(self.names, (parameter.detach() for parameter in self.parameters), strict=True))
+        others = {
+            **{name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad},
+            **dict(self.model.named_buffers()),
+        }
+
+        def example_loss(values: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+            logits = torch.func.functional_call(self.model, {**values, **others}, (image.unsqueeze(0),))
+            return self.loss(logits, label.unsqueeze(0))
+
+        gradients = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))(trainable, images, labels)
+        return [gradients[name] for name in self.names]
+
+
+def average_copies(gradients: Sequence[Tensor], multiplicity: int) -> list[Tensor]:
+    """Average the gradients of an example's augmented copies, before anything is clipped (De et al. 2022).
+
+    Args:
+        gradients: tensors (n·K, …), the K copies of one example adjacent.
+        multiplicity: K >= 1.
+
+    Returns:
+        Tensors (n, …). One example stays one vector, so the sensitivity stays C.
+    """
+    if multiplicity == 1:
+        return list(gradients)
+    return [gradient.unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]

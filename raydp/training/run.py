@@ -1,0 +1,387 @@
+"""One run: a plan executed once, under one seed and one secret key, resumable at any point.
+
+:func:`execute` is a generator: each report it yields is already durable, in this order: ledger, checkpoint, metrics. So
+nothing of a step is visible before the ledger counts it, and what a crash destroys was never seen by anyone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raydp import _validate, data, models
+from raydp.data import Dataset
+from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, draw
+from raydp.errors import Diverged, InvalidValue, RaydpError
+from raydp.geometry import Geometry
+from raydp.methods import Method, method
+from raydp.methods.base import Config, GradientHyperparameters, Policy
+from raydp.privacy.ledger import LedgerWriter
+from raydp.privacy.mechanism import Phase
+from raydp.privacy.noise import NoiseKey
+from raydp.privacy.plan import Plan
+from raydp.training import checkpoint
+from raydp.training.evaluation import evaluate
+from raydp.training.gradients import PerExampleGradients, average_copies
+from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
+from raydp.training.step import private_gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What a run executes and where it keeps its state.
+
+    Attributes:
+        directory: holds the ledger, the metrics and the checkpoints of this run.
+        key_file: the run's secret key (mode 0600); made when absent, destroyed when the run is done.
+        pairing_file: None, or a secret that several runs share on purpose: each phase then draws its noise by the
+            lineage that leads to it, so runs share a phase's noise exactly when it is the same computation.
+        insecure_seed: None, or the seed of a debugging run whose noise anyone can recompute. Never private.
+        method, config: which method, with which hyperparameters.
+        plan: the certified plan. Every noise multiplier comes from here.
+        data, data_limit: the data set by name or path, and how many private examples are used at most.
+        model: a model's name.
+        seed: initial weights and public randomness. Never the noise.
+        reports: how often the run evaluates, checkpoints and reports, at least once.
+        micro_batch: examples whose gradients are held at once; changes speed and memory, nothing else.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    directory: Path
+    key_file: Path
+    method: str
+    config: Config
+    plan: Plan
+    data: str
+    model: str
+    seed: int
+    data_limit: int | None = None
+    pairing_file: Path | None = None
+    insecure_seed: int | None = None
+    reports: int = 10
+    micro_batch: int = 128
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        _validate.integer("reports", self.reports, low=1)
+        _validate.integer("micro_batch", self.micro_batch, low=1)
+
+    @property
+    def ledger_file(self) -> Path:
+        return self.directory / "ledger.jsonl"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.directory / "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What became visible at a report.
+
+    Attributes:
+        step: logical steps done, of ``steps``.
+        metrics: on the hold-out set, by the weights that the trial would release.
+        diagnostics: numbers about the policy; functions of released quantities.
+    """
+
+    step: int
+    steps: int
+    metrics: Mapping[str, float]
+    diagnostics: Mapping[str, float]
+
+    @property
+    def done(self) -> bool:
+        return self.step == self.steps
+
+
+def execute(spec: RunSpec) -> Iterator[Report]:
+    """Run the plan, or what is left of it, yielding a report at each release.
+
+    Raises:
+        Diverged: the weights left the finite numbers; the steps so far are in the ledger.
+        LedgerRefusal: the plan has no room for a step.
+        RaydpError: the state on disk does not allow to go on (for example, the key is gone).
+    """
+    last = _last_report(spec)
+    if last is not None and last.done:  # finished before; only the news of it was lost
+        yield last
+        return
+    run = _Run(spec)
+    with LedgerWriter(spec.ledger_file, spec.plan) as ledger:
+        try:
+            yield from run.reports(ledger)
+        finally:
+            ledger.commit()  # also when an exception is about to make an outcome visible
+
+
+def _last_report(spec: RunSpec) -> Report | None:
+    """The last report that became durable, or None. A torn last line (a crash while writing) is not a report."""
+    if not spec.metrics_file.exists():
+        return None
+    lines = spec.metrics_file.read_bytes().split(b"\n")[:-1]
+    if not lines:
+        return None
+    record = json.loads(lines[-1])
+    return Report(step=record["step"], steps=spec.plan.steps, metrics=record["metrics"], diagnostics={})
+
+
+class _Run:
+    """The mutable state of a run: model, optimiser, average, policy and position."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        spec.directory.mkdir(parents=True, exist_ok=True)
+        self.spec = spec
+        self.method: Method = method(spec.method)
+        self.hyperparameters: GradientHyperparameters = self.method.parse(spec.config)
+        self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit)
+        self._check_plan()
+        private = self.dataset.private
+        self.model: nn.Module = models.build_model(
+            spec.model, input_shape=private.input_shape, num_classes=private.num_classes, seed=spec.seed
+        ).to(spec.device)
+        models.validate_model(self.model)
+        self.gradients = PerExampleGradients(self.model)
+        self.parameters = self.gradients.parameters
+        self.policy: Policy = self.method.policy(
+            self.hyperparameters,
+            plan=spec.plan,
+            sizes=[parameter.numel() for parameter in self.parameters],
+            names=self.gradients.names,
+            seed=spec.seed,
+        )
+        decay = self.hyperparameters.ema_decay
+        self.average = WeightAverage(self.parameters, decay) if decay else None
+        self.augmentation = Augmentation(
+            kind=self.hyperparameters.augmentation, multiplicity=self.hyperparameters.augmentation_multiplicity
+        )
+        self.geometry: Geometry | None = None
+        self.optimizer: CoordinateOptimizer | None = None
+        self.step = 0  # logical steps done, over all phases
+        self.keys = self._keys()
+        state = checkpoint.load_latest(spec.directory)
+        if state is not None:
+            self._restore(state)
+
+    def _check_plan(self) -> None:
+        """The plan's sizes must be the data's: q = B/N is only true for this N."""
+        population = len(self.dataset.private)
+        for phase in self.spec.plan.phases:
+            if phase.spec.population != population:
+                raise InvalidValue(
+                    f"{phase.name}.population",
+                    phase.spec.population,
+                    f"must equal the number of private examples in {self.dataset.name!r}, N = {population}",
+                    "Make the plan for this data set.",
+                )
+        wanted = self.method.phases(self.hyperparameters, population=population)
+        if tuple(phase.spec for phase in self.spec.plan.phases) != wanted:
+            raise InvalidValue(
+                "plan",
+                self.spec.plan.digest,
+                "does not have the phases that the method asks for with this config",
+                "Make the plan from the same config.",
+            )
+
+    def _keys(self) -> dict[str, NoiseKey]:
+        """The secret key of each phase."""
+        spec, phases = self.spec, self.spec.plan.phases
+        if spec.insecure_seed is not None:
+            key = NoiseKey.insecure(spec.insecure_seed).derive(spec.seed)
+        elif spec.pairing_file is not None:
+            root = NoiseKey.load(spec.pairing_file)
+            return {name: root.derive("lineage", digest) for name, digest in self._lineages().items()}
+        elif spec.key_file.exists():
+            key = NoiseKey.load(spec.key_file)
+        elif spec.ledger_file.exists():
+            raise RaydpError(
+                f"{spec.ledger_file} records steps, but the key {spec.key_file} is gone, so they cannot be replayed "
+                "with the noise that was spent. The run is over; start a new trial."
+            )
+        else:
+            key = NoiseKey.generate()
+            key.save(spec.key_file)
+        return {phase.name: key for phase in phases}
+
+    def _lineages(self) -> dict[str, str]:
+        """Digest of everything that decides what a phase releases, chained over the phases before it."""
+        spec = self.spec
+        origin = {
+            "data": self.dataset.private.fingerprint,
+            "model": spec.model,
+            "seed": spec.seed,
+            "steps": spec.plan.steps,
+            "adjacency": spec.plan.budget.adjacency,
+        }
+        digest, chain = json.dumps(origin, sort_keys=True), {}
+        for phase in spec.plan.phases:
+            record = {"phase": phase.to_json(), "config": self.method.lineage(self.hyperparameters, phase.name)}
+            digest = hashlib.sha256((digest + json.dumps(record, sort_keys=True)).encode()).hexdigest()
+            chain[phase.name] = digest
+        return chain
+
+    def reports(self, ledger: LedgerWriter) -> Iterator[Report]:
+        steps = self.spec.plan.steps
+        count = min(self.spec.reports, steps)
+        marks = sorted({round(steps * (index + 1) / count) for index in range(count)})
+        last = _last_report(self.spec)
+        if self.step > (0 if last is None else last.step):  # a crash between a checkpoint and its metrics
+            yield self._release(ledger)
+        for phase, step in self._steps_left():
+            self._advance(phase, step, ledger)
+            if self.step in marks:
+                yield self._release(ledger)
+
+    def _steps_left(self) -> Iterator[tuple[Phase, int]]:
+        everything = [(phase, step) for phase in self.spec.plan.phases for step in range(phase.steps)]
+        yield from everything[self.step :]
+
+    def _advance(self, phase: Phase, step: int, ledger: LedgerWriter) -> None:
+        """One logical step."""
+        geometry = self._geometry(phase, step)
+        key = self.keys[phase.name]
+        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=ledger)
+        copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
+        released = private_gradient(
+            self._micro_batches(batch.images, batch.labels, copies),
+            geometry=geometry,
+            phase=phase,
+            step=step,
+            key=key,
+        )
+        self.policy.observe(phase.name, step, released)
+        assert self.optimizer is not None
+        self.optimizer.step(geometry.lift(released), self._learning_rate(phase))
+        if self.average is not None:
+            self.average.update(self.step)
+        self.step += 1
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+            raise Diverged(f"the weights are not finite after step {self.step} of {self.spec.plan.steps}")
+
+    def _geometry(self, phase: Phase, step: int) -> Geometry:
+        geometry = self.policy.geometry(phase.name, step)
+        if geometry is not self.geometry:
+            # A new optimiser: momentum of another support would move coordinates that are frozen now.
+            self.optimizer = self._new_optimizer(geometry)
+            self.geometry = geometry
+        return geometry
+
+    def _new_optimizer(self, geometry: Geometry) -> CoordinateOptimizer:
+        return CoordinateOptimizer(
+            self.parameters,
+            geometry.support,
+            kind=self.hyperparameters.optimizer,
+            momentum=self.hyperparameters.momentum,
+            weight_decay=self.hyperparameters.weight_decay,
+        )
+
+    def _micro_batches(self, images: Tensor, labels: Tensor, copies: AugmentationDraw) -> Iterator[list[Tensor]]:
+        """Per-example gradients of the logical batch, a micro-batch at a time."""
+        multiplicity = self.augmentation.multiplicity
+        size = max(1, self.spec.micro_batch // multiplicity)
+        for start in range(0, len(labels), size):
+            part = slice(start, start + size)
+            inputs = self.dataset.normalization.apply(images[part].to(self.spec.device))
+            inputs = apply(inputs, copies[part])
+            targets = labels[part].to(self.spec.device).repeat_interleave(multiplicity)
+            yield average_copies(self.gradients(inputs, targets), multiplicity)
+
+    def _learning_rate(self, phase: Phase) -> float:
+        base = self.method.learning_rate(self.hyperparameters, phase.name)
+        return base * learning_rate_factor(self.hyperparameters.schedule, self.step, self.spec.plan.steps)
+
+    def _release(self, ledger: LedgerWriter) -> Report:
+        """The release barrier: ledger, checkpoint, metrics, and only then the report."""
+        ledger.commit()
+        checkpoint.save(self.spec.directory, self.step, self._state())
+        report = Report(
+            step=self.step,
+            steps=self.spec.plan.steps,
+            metrics=self._evaluate(),
+            diagnostics=self.policy.diagnostics(),
+        )
+        line = json.dumps({"step": report.step, "metrics": {**report.metrics, **report.diagnostics}})
+        if report.done:
+            torch.save(self._released_weights(), self.spec.directory / "weights.pt")
+        _append_durably(self.spec.metrics_file, line)
+        if report.done:
+            checkpoint.remove(self.spec.directory)
+            NoiseKey.destroy(self.spec.key_file)
+        return report
+
+    def _released_weights(self) -> dict[str, Tensor]:
+        """State of the model that the metrics were measured on: the averaged weights where there is an average."""
+        state = dict(self.model.state_dict())
+        if self.average is not None:
+            state.update(zip(self.gradients.names, self.average.values, strict=True))
+        return state
+
+    def _evaluate(self) -> dict[str, float]:
+        if self.average is None:
+            return evaluate(self.model, self.dataset.holdout, self.dataset.normalization)
+        current = [parameter.detach().clone() for parameter in self.parameters]
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, self.average.values, strict=True):
+                parameter.copy_(value)
+            metrics = evaluate(self.model, self.dataset.holdout, self.dataset.normalization)
+            for parameter, value in zip(self.parameters, current, strict=True):
+                parameter.copy_(value)
+        return metrics
+
+    def _state(self) -> dict[str, Any]:
+        phase, step = self._position()
+        return {
+            "step": self.step,
+            "plan": self.spec.plan.digest,
+            "model": self.model.state_dict(),
+            "policy": self.policy.state_dict(),
+            "geometry_at": [phase, step],
+            "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+            "average": None if self.average is None else self.average.values,
+        }
+
+    def _position(self) -> tuple[str, int]:
+        """Phase and step of the last step done: the geometry and the optimiser belong to it."""
+        done = max(self.step - 1, 0)
+        for phase in self.spec.plan.phases:
+            if done < phase.steps:
+                return phase.name, done
+            done -= phase.steps
+        raise RaydpError("a run is past the end of its plan; report this.")
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        if state["plan"] != self.spec.plan.digest:
+            raise RaydpError(f"the checkpoint in {self.spec.directory} belongs to another plan; start a new trial.")
+        self.step = int(state["step"])
+        self.model.load_state_dict(state["model"])
+        self.policy.load_state_dict(state["policy"])
+        if self.average is not None:
+            self.average.values = state["average"]
+        if state["optimizer"] is not None:
+            phase, step = state["geometry_at"]
+            self.geometry = self.policy.geometry(phase, step)
+            self.optimizer = self._new_optimizer(self.geometry)
+            self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _append_durably(path: Path, line: str) -> None:
+    """Append one line and fsync; a torn line left by a crash is cut off first."""
+    with open(path, "ab+") as file:
+        file.seek(0)
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+__all__ = ["Report", "RunSpec", "execute"]

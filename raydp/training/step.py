@@ -1,0 +1,110 @@
+"""The private step: ``lift(noise(sum(clip(project(per-example gradients)))))``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from raydp.geometry import Geometry
+from raydp.privacy.mechanism import Phase
+from raydp.privacy.noise import NoiseKey
+
+
+def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
+    """Scale each example's coordinates to one joint L2 norm of at most ``clip_norm``.
+
+    An example whose norm is not finite contributes zero: any fixed vector inside the ball keeps the sensitivity, and a
+    NaN would otherwise reach the sum. How many there were is a private count, so it is not reported.
+
+    Args:
+        coordinates: tensors (n, size) that together hold one vector an example.
+        clip_norm: C > 0.
+
+    Returns:
+        Tensors of the same shapes.
+    """
+    factors, finite = _factors(coordinates, clip_norm)
+    clipped = [part * factors.unsqueeze(1) for part in coordinates]
+    return clipped if bool(finite.all()) else [part.where(finite.unsqueeze(1), 0.0) for part in clipped]
+
+
+def _factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+    """min(1, C/‖v_i‖) and whether ‖v_i‖ is finite, both (n,); norms are taken on exactly the tensors that are
+    summed.
+    """
+    squares = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float32) for part in coordinates])
+    norms = torch.linalg.vector_norm(squares, dim=0)
+    finite = torch.isfinite(norms)
+    # The factor is rounded down by 1e-6 so that float32 rounding of norm and product stays inside the ball.
+    factors = (clip_norm * (1 - 1e-6) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    return factors.where(finite, 0.0), finite
+
+
+def clipped_sum(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
+    """Sum over the examples of :func:`clip`, without building the clipped vectors when all norms are finite."""
+    factors, finite = _factors(coordinates, clip_norm)
+    if bool(finite.all()):
+        return [factors @ part for part in coordinates]
+    return [part.sum(dim=0) for part in clip(coordinates, clip_norm)]
+
+
+@dataclass(kw_only=True)
+class ClippedSum:
+    """Accumulates the clipped sum of one *logical* batch over its micro-batches (or, later, workers).
+
+    Micro-batches are a performance knob: each example is projected and clipped alone, so how they are cut changes
+    nothing but the rounding of the sum.
+    """
+
+    geometry: Geometry
+    clip_norm: float
+    total: list[Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = [torch.zeros(size) for size in self.geometry.sizes]
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """Add the examples whose per-example gradients (n, *shape) are given."""
+        if len(gradients[0]) == 0:
+            return
+        for total, part in zip(self.total, clipped_sum(self.geometry.project(gradients), self.clip_norm), strict=True):
+            total += part
+
+
+def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> list[Tensor]:
+    """Add the step's one noise draw to the sum and divide by the *expected* batch size.
+
+    The draw is addressed by (phase, step, tensor): replaying a step gives the same noise, and no worker, micro-batch or
+    augmentation draws its own. It is added to an empty batch too. The realised batch size is private and never enters.
+
+    Args:
+        clipped: the logical batch's clipped sum.
+        phase: gives sigma, C and B.
+        step: the logical step within the phase.
+        key: the secret key of this phase.
+
+    Returns:
+        The released average for each parameter tensor, flat (size,).
+    """
+    released = []
+    for index, total in enumerate(clipped.total):
+        noise = torch.from_numpy(key.gaussian(total.shape, "noise", phase.name, step, index))
+        released.append((total + phase.noise_std * noise) / phase.batch_size)
+    return released
+
+
+def private_gradient(
+    batches: Iterable[Sequence[Tensor]], *, geometry: Geometry, phase: Phase, step: int, key: NoiseKey
+) -> list[Tensor]:
+    """One private step over micro-batches of per-example gradients: project, clip, sum, noise, divide.
+
+    Returns:
+        The released coordinates (before ``geometry.lift``); everything computed from them is post-processing.
+    """
+    total = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm)
+    for gradients in batches:
+        total.add(gradients)
+    return release(total, phase=phase, step=step, key=key)
