@@ -280,6 +280,14 @@ def test_ray_35319_warm_starts_that_would_be_ignored_are_refused():
         function.check_config({"schedule": "constant", "floor": 0.05})
 
 
+def test_a_name_can_be_taken_out_of_a_dictionary_but_not_of_a_function():
+    space = Space.from_definition({**DICTIONARY, "rho": tune.grid_search([0.1, 0.2])})
+    smaller = space.without("rho").without("momentum").without("not_there")
+    assert set(smaller.names) == set(DICTIONARY) - {"momentum"} and not smaller.is_grid
+    with pytest.raises(InvalidValue, match="space's function"):
+        Space.from_definition(dependent).without("epochs")
+
+
 def test_replay_gives_back_the_suggested_part_and_notices_a_changed_space():
     space = Space.from_definition(dependent)
     config = _ask(space, seed=4)[0]
