@@ -50,7 +50,8 @@ def read_images(
         images uint8 (N, C, H, W), labels int64 (N,), and the class names if the file states them.
 
     Raises:
-        CorruptFile: the file, a row group or an image cannot be read; the message names file, row group and row.
+        CorruptFile: the file, a row group or an image cannot be read; the message names file, row group and row (both
+            counted from 0).
         UnknownName: there is no image or label column; near names are suggested.
         InvalidValue: no rows, images of different sizes, pixels or labels that are missing, not finite or out of range.
     """
@@ -100,8 +101,8 @@ def _pieces(path: Path, file: pq.ParquetFile, columns: list[str], rows: int) -> 
                 batch = next(batches, None)
             except (pa.ArrowException, OSError) as error:
                 raise CorruptFile(
-                    f"{path}: row group {group} of {file.num_row_groups} is damaged: {_first_line(error)}. "
-                    "Fetch or write the file again."
+                    f"{path}: row group {group} (of {file.num_row_groups}, counted from 0) is damaged: "
+                    f"{_first_line(error)}. Fetch or write the file again."
                 ) from error
             if batch is None:
                 break

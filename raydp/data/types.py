@@ -171,6 +171,9 @@ class PrivateData:
     def __iter__(self) -> NoReturn:
         raise PrivateAccess(self.name, "Iteration")
 
+    def __contains__(self, item: object) -> NoReturn:
+        raise PrivateAccess(self.name, "A membership test")
+
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise PrivateAccess(self.name, "Conversion to an array")
 
