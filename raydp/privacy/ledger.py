@@ -117,6 +117,7 @@ class Ledger:
 
     def epsilon(self, accountant: str = "pld") -> Interval:
         """Certified bounds of epsilon of everything recorded, at the ledger's delta and adjacency."""
+        # Here, because the accountants' libraries take seconds to import and a trial only writes its ledger.
         from raydp.privacy import accountants
 
         return accountants.epsilon(self.mechanisms, delta=self.delta, adjacency=self.adjacency, accountant=accountant)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.errors import CorruptFile, Diverged, InvalidValue, LedgerRefusal, RaydpError
+from raydp.privacy import accountants
 from raydp.privacy import ledger as ledger_module
 from raydp.privacy.budget import Budget
 from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
@@ -341,13 +342,21 @@ class TestMechanisms:
         assert [(m.noise_multiplier, m.steps) for m in ledger.mechanisms] == [(1.25, 3), (2.0, 1), (0.9, 1)]
         assert make_ledger(plan).mechanisms == ()
 
-    def test_epsilon_is_the_accountants_of_what_ran(self, monkeypatch):
-        accountants = pytest.importorskip("raydp.privacy.accountants")
-        ledger = make_ledger(make_plan(), entry(steps=2), entry(first_step=2, steps=3), entry("sparse", steps=7))
-        expected = accountants.epsilon(make_plan().mechanisms, delta=1e-5, adjacency="add_remove", accountant="rdp")
-        assert ledger.epsilon("rdp") == expected
-        assert 0 < expected.lower <= expected.upper
-        assert make_ledger(make_plan()).epsilon().upper == 0
+    @pytest.mark.parametrize("accountant", ["pld", "rdp"])
+    def test_epsilon_is_the_accountants_of_what_ran(self, accountant):
+        plan = make_plan()
+        ledger = make_ledger(plan, entry(steps=2), entry(first_step=2, steps=3), entry("sparse", steps=7))
+        expected = accountants.epsilon(plan.mechanisms, delta=1e-5, adjacency="add_remove", accountant=accountant)
+        assert ledger.epsilon(accountant) == expected
+        assert 0 < expected.estimate <= expected.upper
+        part = make_ledger(plan, entry(steps=2)).epsilon(accountant)
+        assert 0 < part.upper < expected.upper
+        assert make_ledger(plan).epsilon(accountant).upper == 0
+
+    def test_epsilon_is_stated_for_the_ledgers_own_adjacency(self):
+        fields = {"plan_digest": "x", "delta": 1e-5, "entries": (entry(steps=3),)}
+        one, other = (Ledger(adjacency=adjacency, **fields) for adjacency in ("add_remove", "replace_one"))
+        assert other.epsilon("rdp").upper > one.epsilon("rdp").upper
 
 
 class TestCheck:
