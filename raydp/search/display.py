@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_CEILING, Context
 from types import TracebackType
 from typing import Self
 
@@ -217,7 +218,7 @@ class Display:
         if self._best is not None:
             parts.append(f"best {self._value(self._best)} ({self._best.key})")
         if self._epsilon_search is not None:
-            parts.append(f"ε search {self._epsilon_search.upper:.4g}")
+            parts.append(f"ε search {upward(self._epsilon_search.upper)}")
         if self._eta is not None:
             parts.append(f"{_duration(self._eta)} left")
         return " | ".join(parts)
@@ -242,6 +243,12 @@ class Display:
             self._console.print(Text(line), soft_wrap=True)
 
 
+def upward(value: float, digits: int = 4) -> str:
+    """An upper bound in few digits, rounded up: what is shown must still be a bound."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)
+    return f"{rounded.normalize():f}"
+
+
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -249,7 +256,7 @@ def _number(value: object) -> str:
 def _epsilon_of(record: TrialRecord, label: str = "ε ") -> str:
     """Upper bound of epsilon of the trial's costliest run, by the accountant that its plan is held against."""
     accountant = record.plan.accountant if record.plan else next(iter(record.epsilon), "")
-    return f"{label}{record.epsilon[accountant].upper:.4g}" if accountant in record.epsilon else ""
+    return f"{label}{upward(record.epsilon[accountant].upper)}" if accountant in record.epsilon else ""
 
 
 def _duration(seconds: float) -> str:

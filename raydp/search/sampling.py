@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from raydp import _validate
 from raydp.errors import InvalidValue
-from raydp.search.spaces import Config, Scalar, Space, canonical, quiet
+from raydp.search.spaces import Config, Space, canonical, quiet
 
 SAMPLERS: tuple[str, ...] = ("tpe", "random", "gp", "grid")
 _DIRECTIONS = {
@@ -61,7 +61,7 @@ class Past(Protocol):
     def state(self) -> str: ...
 
     @property
-    def config(self) -> Mapping[str, Scalar]: ...
+    def config(self) -> Mapping[str, Any]: ...
 
     def mean(self, metric: str) -> float | None: ...
 
@@ -108,7 +108,7 @@ class Sampling:
         sampler: str,
         seed: int,
         directions: Sequence[str],
-        warm_start: Sequence[Mapping[str, Scalar]] = (),
+        warm_start: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         check(space=space, sampler=sampler, warm_start=warm_start)
         if not directions or isinstance(directions, str):
@@ -281,7 +281,7 @@ class Sampling:
         self._next += 1
 
 
-def check(*, space: Space, sampler: str, warm_start: Sequence[Mapping[str, Scalar]] = ()) -> None:
+def check(*, space: Space, sampler: str, warm_start: Sequence[Mapping[str, Any]] = ()) -> None:
     """Refuse a sampler that cannot serve the space, or warm starts that would be ignored, before anything is spent.
 
     Raises:

@@ -152,7 +152,7 @@ class Space:
             return dict(sorted({**suggested, **self.constants}.items()))
         return _call(self.function, trial)
 
-    def replay(self, config: Mapping[str, Scalar]) -> tuple[Config, dict[str, BaseDistribution]]:
+    def replay(self, config: Mapping[str, Any]) -> tuple[Config, dict[str, BaseDistribution]]:
         """The suggested part of an earlier config and the distributions it came from.
 
         Names that are not of this space (hyperparameters that the search holds fixed) are left out.
@@ -174,7 +174,7 @@ class Space:
                 raise _foreign(config, f"{name} = {config[name]!r} lies outside {_describe(distribution)}")
         return {name: config[name] for name in trial.params}, dict(trial.distributions)
 
-    def check_config(self, config: Mapping[str, Scalar], *, field: str = "config") -> None:
+    def check_config(self, config: Mapping[str, Any], *, field: str = "config") -> None:
         """Check a whole or partial config that is to be proposed as it is (a warm start).
 
         Raises:
@@ -320,7 +320,7 @@ class Space:
         )
 
 
-def canonical(config: Mapping[str, Scalar]) -> str:
+def canonical(config: Mapping[str, Any]) -> str:
     """One text for each config, by which equal ones are recognised."""
     return json.dumps(dict(config), sort_keys=True)
 
@@ -626,7 +626,7 @@ def _require_contained(where: str, value: object, distribution: BaseDistribution
         )
 
 
-def _foreign(config: Mapping[str, Scalar], why: str) -> InvalidValue:
+def _foreign(config: Mapping[str, Any], why: str) -> InvalidValue:
     return InvalidValue(
         "space",
         dict(config),

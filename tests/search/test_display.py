@@ -8,7 +8,7 @@ import threading
 from rich.console import Console
 
 from raydp.privacy.plan import Interval
-from raydp.search.display import Display
+from raydp.search.display import Display, upward
 from raydp.search.records import TrialRecord
 
 EPSILON = Interval(lower=2.99, estimate=2.995, upper=2.9999, accountant="pld")
@@ -83,6 +83,18 @@ def test_plain_progress_is_paced_by_quarters_and_time():
         now[0] += 0.01
         display.progress("t0001", step / 100)
     assert out.getvalue().count("t0001") == 1
+
+
+def test_upper_bounds_are_rounded_up():
+    assert [upward(value) for value in (2.99991, 2.9999, 3.0, 3.00001, 12345.0, 0.0)] == [
+        "3",
+        "3",
+        "3",
+        "3.001",
+        "12350",
+        "0",
+    ]
+    assert upward(2.99991, 6) == "2.99991"
 
 
 def test_quiet_prints_nothing():

@@ -1,0 +1,322 @@
+"""The command line: parses, calls, prints. What it calls is imported inside the commands, so that help is instant."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydp.errors import InvalidValue, RaydpError
+
+if TYPE_CHECKING:
+    from raydp.search.definition import Search
+    from raydp.search.results import Result
+
+app = typer.Typer(
+    name="raydp",
+    help="Search hyperparameters and budget splits of private training; every trial spends exactly its budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A Python file that defines `search`, or several in `searches`.")
+]
+_RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the search or a hyperparameter; repeatable."),
+]
+_Trials = Annotated[int | None, typer.Option("--trials", help="Number of trials.")]
+_Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Epsilon of each trial.")]
+_Scale = Annotated[str | None, typer.Option("--scale", metavar="small|paper", help="Settings named in the file.")]
+_Only = Annotated[str | None, typer.Option("--only", metavar="NAME", help="One search of a file that has several.")]
+_Tracking = Annotated[
+    str | None, typer.Option("--tracking-uri", help="MLflow server; by default a SQLite file in the run directory.")
+]
+_Address = Annotated[str | None, typer.Option("--address", help="Ray cluster; by default one on this machine.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
+
+
+@app.command()
+def run(
+    file: _File,
+    overrides: _Set = None,
+    trials: _Trials = None,
+    epsilon: _Epsilon = None,
+    scale: _Scale = None,
+    only: _Only = None,
+    storage: Annotated[
+        Path | None, typer.Option("--storage", metavar="DIR", help="Run directory; by default ./runs/NAME-1, …")
+    ] = None,
+    tracking_uri: _Tracking = None,
+    address: _Address = None,
+    quiet: _Quiet = False,
+    as_json: _Json = False,
+) -> None:
+    """Run the search in FILE; each of several into its own directory."""
+    from raydp.search import runner
+
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    results: dict[str, Result] = {}
+    for name, search in searches.items():
+        if storage is None:
+            directory = _free_directory(Path("runs"), name)
+        else:
+            directory = storage / name if len(searches) > 1 else storage
+        try:
+            results[name] = runner.run(
+                search,
+                storage=directory,
+                tracking_uri=tracking_uri,
+                address=address,
+                quiet=quiet or as_json,
+                file=file,
+            )
+        except KeyboardInterrupt:
+            _interrupted(directory)
+        if not (quiet or as_json):
+            _next_steps(directory)
+    if as_json:
+        _print_json(_one_or_all({name: result.to_json() for name, result in results.items()}))
+    _exit_unless_complete(results.values())
+
+
+@app.command()
+def resume(
+    directory: _RunDirectory,
+    trials: Annotated[int, typer.Option("--trials", metavar="+N", help="Further trials beyond those planned.")] = 0,
+    tracking_uri: _Tracking = None,
+    address: _Address = None,
+    quiet: _Quiet = False,
+    as_json: _Json = False,
+) -> None:
+    """Go on with an interrupted search: nothing is lost, nothing runs twice for free."""
+    from raydp.search import runner
+
+    if trials < 0:
+        raise InvalidValue("--trials", trials, "must not be negative", "Write --trials +5 for five further trials.")
+    try:
+        result = runner.resume(
+            directory, extra_trials=trials, tracking_uri=tracking_uri, address=address, quiet=quiet or as_json
+        )
+    except KeyboardInterrupt:
+        _interrupted(directory)
+    if as_json:
+        _print_json(result.to_json())
+    elif not quiet:
+        _next_steps(directory)
+    _exit_unless_complete([result])
+
+
+@app.command()
+def plan(
+    file: _File,
+    overrides: _Set = None,
+    trials: _Trials = None,
+    epsilon: _Epsilon = None,
+    scale: _Scale = None,
+    only: _Only = None,
+    proposals: Annotated[int, typer.Option("--proposals", min=0, help="How many first proposals to plan.")] = 3,
+    as_json: _Json = False,
+) -> None:
+    """Show noise, steps, epsilon, time and memory of FILE's search, without training."""
+    from raydp.search.preview import preview
+
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    previews = {name: preview(search, proposals) for name, search in searches.items()}
+    if as_json:
+        _print_json(_one_or_all(previews))
+        return
+    from raydp.search import tables
+
+    for name, found in previews.items():
+        tables.print_preview(name, found)
+
+
+@app.command()
+def verify(directory: _RunDirectory, as_json: _Json = False) -> None:
+    """Recompute epsilon of every run from its ledger with all accountants; exit 1 if one is over its budget."""
+    from raydp.search.verify import verify as verify_directory
+
+    report = verify_directory(directory)
+    if as_json:
+        _print_json(report)
+    else:
+        from raydp.search import tables
+
+        tables.print_verification(report)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ui(
+    directory: _RunDirectory,
+    host: Annotated[str, typer.Option("--host", help="Interface to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 5000,
+) -> None:
+    """Serve MLflow's user interface on a run directory, until Ctrl-C."""
+    database = directory / "mlflow.db"
+    if not database.is_file():
+        raise InvalidValue(
+            "DIR",
+            str(directory),
+            "holds no mlflow.db",
+            "Give a run directory; a search with --tracking-uri is found on that server.",
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InvalidValue("--port", port, f"cannot be used: {error.strerror}", "Give another --port.") from error
+    typer.echo(f"MLflow shows {directory} at http://{host}:{port} (Ctrl-C ends it)")
+    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{database.resolve()}"]
+    command += ["--artifacts-destination", str((directory / "mlartifacts").resolve())]
+    server = subprocess.Popen(command)
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:
+        server.terminate()
+        server.wait()
+        code = 0
+    raise typer.Exit(code)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one method's hyperparameters.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """List the methods, or the hyperparameters of one."""
+    from raydp import _validate
+    from raydp.methods import METHODS
+    from raydp.search import tables
+
+    chosen = [METHODS[_validate.one_of("method", name, METHODS)]] if name else list(METHODS.values())
+    records = [tables.describe_method(method) for method in chosen]
+    if as_json:
+        _print_json(records[0] if name else {"methods": records})
+    elif name:
+        tables.print_method(records[0])
+    else:
+        tables.print_names("methods", {record["name"]: record["summary"] for record in records})
+
+
+@app.command()
+def datasets(as_json: _Json = False) -> None:
+    """List the data sets that have a name; a directory with Parquet files can be given instead."""
+    from raydp.data import catalogue
+
+    found = dict(catalogue())
+    if as_json:
+        _print_json({"datasets": found})
+    else:
+        from raydp.search import tables
+
+        tables.print_names("data sets", found)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. What raydp refuses is one message and exit status 2; Ctrl-C is 130."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="raydp")
+    except RaydpError as error:
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def parse_overrides(
+    pairs: Sequence[str] | None, *, trials: int | None = None, epsilon: float | None = None
+) -> dict[str, str]:
+    """``["field=value", …]`` and the options that stand for fields, as the texts that a Search reads by its types.
+
+    Raises:
+        InvalidValue: no ``=``, no field, or a field given twice.
+    """
+    given = list(pairs or ())
+    if trials is not None:
+        given.append(f"trials={trials}")
+    if epsilon is not None:
+        given.append(f"budget.epsilon={epsilon!r}")
+    found: dict[str, str] = {}
+    for pair in given:
+        field, equals, value = pair.partition("=")
+        field = field.strip()
+        if not equals or not field:
+            raise InvalidValue("--set", pair, "must be FIELD=VALUE", "Write --set learning_rate=0.5, for example.")
+        if field in found:
+            raise InvalidValue("--set", pair, f"gives {field} a second time (first {found[field]})", "Give it once.")
+        found[field] = value.strip()
+    return found
+
+
+def _searches(
+    file: Path,
+    *,
+    overrides: Sequence[str] | None,
+    trials: int | None,
+    epsilon: float | None,
+    scale: str | None,
+    only: str | None,
+) -> dict[str, Search]:
+    """The file's searches with the scale and then the overrides applied."""
+    from raydp.search.files import load_searches
+
+    changes = parse_overrides(overrides, trials=trials, epsilon=epsilon)
+    searches = load_searches(file, only=only)
+    if scale is not None:
+        searches = {name: search.scaled(scale) for name, search in searches.items()}
+    if changes:
+        searches = {name: search.with_overrides(changes) for name, search in searches.items()}
+    return searches
+
+
+def _free_directory(root: Path, name: str) -> Path:
+    """``root/name-1``, or with the first number that is free."""
+    number = 1
+    while (root / f"{name}-{number}").exists():
+        number += 1
+    return root / f"{name}-{number}"
+
+
+def _exit_unless_complete(results: Iterable[Result]) -> None:
+    """Exit 1 when a search has no complete trial at all: there is nothing to take from it."""
+    for result in results:
+        if not any(record.state == "complete" for record in result.trials):
+            typer.echo(f"error: no trial of {result.directory} completed; `raydp resume` can add trials.", err=True)
+            raise typer.Exit(1)
+
+
+def _interrupted(directory: Path) -> None:
+    typer.echo(f"\nInterrupted. Go on with: raydp resume {directory}", err=True)
+    raise typer.Exit(130)
+
+
+def _next_steps(directory: Path) -> None:
+    typer.echo(f"Results in {directory}. Compare: raydp ui {directory}. Check: raydp verify {directory}.")
+
+
+def _one_or_all(found: Mapping[str, Any]) -> Any:
+    """The JSON of one search as it is; of several, under ``searches`` by name."""
+    return next(iter(found.values())) if len(found) == 1 else {"searches": dict(found)}
+
+
+def _print_json(record: Any) -> None:
+    typer.echo(json.dumps(record, indent=2, allow_nan=False))

@@ -1,0 +1,143 @@
+"""Tables that the command line prints: previews, verifications, methods and names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raydp.methods import Method
+from raydp.search.display import upward
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """The JSON of a method: ``name``, ``summary``, ``hyperparameters[]`` of ``name type default help``."""
+    types = get_type_hints(method.hyperparameters)
+    return {
+        "name": method.name,
+        "summary": method.summary,
+        "hyperparameters": [
+            {
+                "name": item.name,
+                "type": _type_name(types[item.name]),
+                "default": item.default,
+                "help": item.metadata.get("help", ""),
+            }
+            for item in dataclasses.fields(method.hyperparameters)
+        ],
+    }
+
+
+def print_method(record: Mapping[str, Any], console: Console | None = None) -> None:
+    """The hyperparameters of one method, from :func:`describe_method`."""
+    console = console or Console()
+    console.print(Text(f"{record['name']}: {record['summary']}"))
+    rows = [
+        (item["name"], item["type"], "none" if item["default"] is None else str(item["default"]), item["help"])
+        for item in record["hyperparameters"]
+    ]
+    console.print(_table(("hyperparameter", "type", "default", "help"), rows))
+
+
+def print_names(kind: str, summaries: Mapping[str, str], console: Console | None = None) -> None:
+    """Names with one line each."""
+    (console or Console()).print(_table((kind, ""), list(summaries.items())))
+
+
+def print_preview(name: str, preview: Mapping[str, Any], console: Console | None = None) -> None:
+    """What ``raydp plan`` found: one row for each phase of each plan, then resources and cost."""
+    console = console or Console()
+    budget = preview["budget"]
+    console.print(
+        Text(f"{name}: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']} for every trial")
+    )
+    rows: list[tuple[str, ...]] = []
+    for index, plan in enumerate(preview["plans"], start=1):
+        label = str(plan.get("point", index))
+        phases = plan.get("phases") or []
+        if not phases:
+            rows.append((label, "no plan", "", "", "", "", ""))
+        for position, phase in enumerate(phases):
+            bounds = (plan.get("certificate") or {}).items() if position == len(phases) - 1 else ()
+            rows.append(
+                (
+                    label if position == 0 else "",
+                    phase["name"],
+                    f"{phase['noise_multiplier']:.4f}",
+                    f"{phase['sample_rate']:.4g}",
+                    str(phase["steps"]),
+                    f"{phase['clip_norm']:g}",
+                    ", ".join(f"{accountant} {upward(found['upper'], 6)}" for accountant, found in bounds),
+                )
+            )
+    console.print(_table(("plan", "phase", "sigma", "q", "T", "C", "epsilon, at most"), rows))
+    for index, plan in enumerate(preview["plans"], start=1):
+        settings = " ".join(f"{key}={_short(value)}" for key, value in (plan.get("config") or {}).items())
+        reason = f"  infeasible: {plan['reason']}" if plan.get("reason") else ""
+        console.print(Text(f"{plan.get('point', index)}: {settings}{reason}"))
+    for part in ("resources", "cost"):
+        for key, value in preview.get(part, {}).items():
+            console.print(Text(f"{part} | {key.replace('_', ' ')}: {_short(value)}"))
+
+
+def print_verification(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """What ``raydp verify`` found: one row a run, the whole search, and the verdict."""
+    console = console or Console()
+    budget = report["budget"]
+    accountants = sorted({name for trial in report["trials"] for name in trial.get("epsilon") or {}})
+    rows = [
+        (
+            trial["key"],
+            str(trial["seed"]),
+            trial["state"],
+            *(_upper(trial.get("epsilon") or {}, name) for name in accountants),
+            "ok" if trial["ok"] else f"NOT OK: {trial['problem']}",
+        )
+        for trial in report["trials"]
+    ]
+    columns = ("trial", "seed", "state", *(f"epsilon {name}" for name in accountants), "verdict")
+    console.print(_table(columns, rows))
+    whole = report["search"]["epsilon"]
+    listed = ", ".join(f"{name} {_upper(whole, name)}" for name in sorted(whole))
+    console.print(
+        Text(f"budget of a trial: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']}")
+    )
+    console.print(Text(f"epsilon of the whole search, at most: {listed}"))
+    bad = sum(not trial["ok"] for trial in report["trials"])
+    if report["ok"]:
+        console.print(Text(f"All {len(rows)} runs hold their budget.", style="green"))
+    else:
+        what = f"{bad} of {len(rows)} runs do not hold" if bad else "The search as a whole does not hold"
+        console.print(Text(f"{what} what was promised.", style="red"))
+
+
+def _upper(intervals: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    return upward(intervals[name]["upper"], 6) if name in intervals else "-"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, column in enumerate(columns):
+        last = index == len(columns) - 1
+        table.add_column(Text(column), overflow="fold", ratio=1 if last else None, no_wrap=index == 0)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _type_name(annotation: Any) -> str:
+    """``float``, or ``float | none`` for an optional one."""
+    options = get_args(annotation) or (annotation,)
+    return " | ".join("none" if option is type(None) else option.__name__ for option in options)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+    return str(value)
