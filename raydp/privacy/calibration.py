@@ -1,0 +1,316 @@
+"""Calibration: the noise multipliers with which a trial's phases spend exactly its budget (METHODS 2.5).
+
+All phases but the last are calibrated alone, each to its nominal share of epsilon at the full delta. The last one takes
+what the *composition* leaves (``split="composed"``). Adding epsilons up instead (``split="naive"``) is private as well
+and wastes a quarter of the budget; its certificate shows how much.
+
+Epsilon is smooth in sigma, so a bracketed secant on (log sigma, log epsilon) needs a handful of evaluations, started
+where the composition would be Gaussian. What is searched is the upper bound itself, at the rounded sigma that is
+returned: calibration and certificate cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from raydp import _validate
+from raydp.errors import Infeasible, InvalidValue, RaydpError
+from raydp.privacy import gaussian
+from raydp.privacy.accountants import ACCOUNTANTS, accountant_for, evaluate, pld
+from raydp.privacy.budget import Adjacency, Budget
+from raydp.privacy.cache import PlanCache, plan_key
+from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
+from raydp.privacy.plan import SPLITS, Interval, Plan
+
+# The certified upper bound of a composed plan ends in [epsilon (1 - SLACK), epsilon].
+SLACK = 1e-4
+_AIM = 1 - 2e-5
+_ACCEPT = 1 - 8e-5
+_SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-3, 1e12
+_EVALUATIONS = 80
+
+
+def calibrate(
+    *,
+    budget: Budget,
+    phases: Sequence[PhaseSpec],
+    accountant: str = "pld",
+    split: str = "composed",
+    cross_check: Sequence[str] = ("prv", "rdp"),
+    cache: PlanCache | None = None,
+) -> Plan:
+    """Solve for every noise multiplier and certify the result.
+
+    Args:
+        budget: what the trial may spend.
+        phases: in order of execution; every one but the last with a nominal ``share`` of epsilon.
+        accountant: whose upper bound is held against the budget.
+        split: ``composed`` or ``naive``.
+        cross_check: further accountants whose bounds join the certificate.
+        cache: where solved plans are kept, or None.
+
+    Returns:
+        A Plan. ``composed``: its certified upper bound lies in [epsilon (1 - 1e-4), epsilon].
+
+    Raises:
+        InvalidValue: no phase, a missing or superfluous share, two phases of one name.
+        UnknownName: no such accountant or split.
+        Infeasible: no noise multiplier makes the plan spend its budget; says which phase, and the nearest split.
+        RaydpError: two accountants contradict each other.
+    """
+    phases = tuple(phases)
+    _validate.one_of("accountant", accountant, ACCOUNTANTS)
+    _validate.one_of("split", split, SPLITS)
+    cross_check = tuple(_validate.one_of("cross_check", name, ACCOUNTANTS) for name in cross_check)
+    _check_phases(phases)
+    key = plan_key(budget=budget, phases=phases, accountant=accountant, split=split, cross_check=cross_check)
+    if cache is not None and (known := cache.get(key)) is not None:
+        return known
+    plan = _solve(budget, phases, accountant, split, cross_check)
+    if cache is not None:
+        cache.put(key, plan)
+    return plan
+
+
+def _check_phases(phases: tuple[PhaseSpec, ...]) -> None:
+    names = [spec.name for spec in phases]
+    if not names or len(set(names)) != len(names):
+        raise InvalidValue("phases", names, "must be one or more phases of different names", "Name each once.")
+    for spec in phases[:-1]:
+        if spec.share is None:
+            raise InvalidValue(
+                f"{spec.name}.share", None, "must be given for every phase but the last", "Give it a share in (0, 1)."
+            )
+    if phases[-1].share is not None:
+        raise InvalidValue(
+            f"{phases[-1].name}.share",
+            phases[-1].share,
+            "must be None for the last phase, which takes what the composition leaves",
+            "Leave it out.",
+        )
+
+
+def _solve(
+    budget: Budget, phases: tuple[PhaseSpec, ...], accountant: str, split: str, cross_check: tuple[str, ...]
+) -> Plan:
+    solver = _Solver(budget, accountant)
+    *earlier, last = phases
+    solved: list[Phase] = []
+    for spec in earlier:
+        share = spec.share or 0.0
+        solved.append(Phase(spec=spec, noise_multiplier=solver.sigma(spec, (), budget.epsilon * share)))
+    fixed = tuple(phase.mechanism for phase in solved)
+    nominal = sum(spec.share or 0.0 for spec in earlier)
+    if split == "naive":
+        if nominal > 1 - SLACK:
+            shrunk = {spec.name: (spec.share or 0.0) * 0.99 / nominal for spec in earlier}
+            raise Infeasible(last.name, f"the shares of the phases before it add up to {nominal:.6g}", shrunk)
+        sigma = solver.sigma(last, (), budget.epsilon * (1 - nominal))
+    else:
+        spent = solver.upper(fixed) if len(fixed) > 1 else budget.epsilon * nominal
+        if spent > budget.epsilon * (1 - SLACK):
+            reason = f"the phases before it already spend epsilon = {spent:.6g} of {budget.epsilon:.6g}"
+            raise Infeasible(last.name, reason, _nearest(solver, earlier))
+        sigma = solver.sigma(last, fixed, budget.epsilon)
+    solved.append(Phase(spec=last, noise_multiplier=sigma))
+    mechanisms = tuple(phase.mechanism for phase in solved)
+    certificate = {accountant: solver.certificate(mechanisms)}
+    for name in cross_check:
+        if name not in certificate:
+            other = evaluate(accountant_for(name), mechanisms, delta=budget.delta, adjacency=budget.adjacency)
+            if other.lower > certificate[accountant].upper:
+                raise RaydpError(
+                    f"accountants contradict each other: {name} proves epsilon >= {other.lower:.9g}, "
+                    f"{accountant} claims <= {certificate[accountant].upper:.9g} for {mechanisms}. Report it."
+                )
+            certificate[name] = other
+    return Plan(budget=budget, phases=tuple(solved), certificate=certificate, accountant=accountant, split=split)
+
+
+def _nearest(solver: _Solver, earlier: Sequence[PhaseSpec]) -> dict[str, float]:
+    """The largest common scaling of the earlier shares that leaves the last phase half a percent of epsilon."""
+    budget = solver.budget
+    low, high = 0.0, min(1.0, 0.995 / max(spec.share or 0.0 for spec in earlier))
+    for _ in range(8 if len(earlier) > 1 else 0):
+        middle = (low + high) / 2
+        fixed = tuple(
+            Phase(
+                spec=spec, noise_multiplier=solver.sigma(spec, (), budget.epsilon * (spec.share or 0.0) * middle)
+            ).mechanism
+            for spec in earlier
+        )
+        low, high = (middle, high) if solver.upper(fixed) <= 0.995 * budget.epsilon else (low, middle)
+    scale = low if len(earlier) > 1 else high
+    return {spec.name: (spec.share or 0.0) * scale for spec in earlier}
+
+
+class _Solver:
+    """Smallest noise multipliers under one budget's delta and adjacency by one accountant."""
+
+    def __init__(self, budget: Budget, accountant: str) -> None:
+        self.budget, self.accountant = budget, accountant
+        self._last: tuple[tuple[Mechanism, ...], Interval] | None = None
+
+    def upper(self, mechanisms: tuple[Mechanism, ...]) -> float:
+        """The certified upper bound."""
+        return self._interval(mechanisms).upper
+
+    def certificate(self, mechanisms: tuple[Mechanism, ...]) -> Interval:
+        """The interval that the search of the last sigma ended with, or a fresh one."""
+        if self._last is not None and self._last[0] == mechanisms:
+            return self._last[1]
+        return self._interval(mechanisms)
+
+    def _interval(self, mechanisms: tuple[Mechanism, ...]) -> Interval:
+        return evaluate(
+            accountant_for(self.accountant, precise=True),
+            mechanisms,
+            delta=self.budget.delta,
+            adjacency=self.budget.adjacency,
+        )
+
+    def sigma(self, spec: PhaseSpec, fixed: tuple[Mechanism, ...], target: float) -> float:
+        """Smallest sigma of ``spec`` with which ``fixed`` and it stay within ``target``; rounded up.
+
+        Raises:
+            Infeasible: epsilon stays below the target even without noise.
+        """
+
+        def mechanisms(sigma: float) -> tuple[Mechanism, ...]:
+            return (*fixed, Mechanism(noise_multiplier=sigma, sample_rate=spec.sample_rate, steps=spec.steps))
+
+        start = _gaussian_guess(spec, fixed, target, self.budget)
+        if self.accountant != "pld" or all(item.sample_rate == 1.0 for item in mechanisms(1.0)):
+            found = _search(lambda sigma: self.upper(mechanisms(sigma)), target, start, spec)
+            self._last = None
+            return found
+        grid = pld.Grid(
+            epsilon=target, delta=self.budget.delta, steps=sum(item.steps for item in pld.merge(mechanisms(1.0)))
+        )
+        search = _PldSearch(mechanisms, self.budget.delta, self.budget.adjacency, grid)
+        while True:
+            start = _search(search, target, start, spec)
+            interval = search.certify(start)
+            if interval.upper > target:
+                search.all_directions()
+            elif interval.upper >= target * (1 - SLACK) and not search.too_coarse(interval):
+                self._last = (mechanisms(start), interval)
+                return start
+            elif not search.refine():
+                return start
+
+
+class _PldSearch:
+    """The pld upper bound as a function of sigma on one grid, in the dominating direction alone while that is enough."""
+
+    def __init__(
+        self, mechanisms: Callable[[float], tuple[Mechanism, ...]], delta: float, adjacency: Adjacency, grid: pld.Grid
+    ) -> None:
+        self._mechanisms, self._delta, self._adjacency, self._grid = mechanisms, delta, adjacency, grid
+        self._directions = pld.directions(adjacency)[:1]
+        self._theta: float | None = None
+        self._refinements = 0
+
+    def __call__(self, sigma: float) -> float:
+        return self._upper(sigma, self._directions)
+
+    def _upper(self, sigma: float, directions: Sequence[str]) -> float:
+        merged, value = pld.merge(self._mechanisms(sigma)), 0.0
+        for direction in directions:
+            bound, theta, self._grid = pld.bound(
+                merged, delta=self._delta, direction=direction, grid=self._grid, upper=True, theta=self._theta
+            )
+            if math.isfinite(bound):
+                self._theta = theta
+            value = max(value, bound)
+        return value
+
+    def all_directions(self) -> None:
+        self._directions = pld.directions(self._adjacency)
+
+    def certify(self, sigma: float) -> Interval:
+        """Both bounds at sigma on the present grid, over all directions."""
+        merged = pld.merge(self._mechanisms(sigma))
+        upper = self._upper(sigma, pld.directions(self._adjacency))
+        lower, _, _ = pld.bound(merged, delta=self._delta, direction=self._directions[0], grid=self._grid, upper=False)
+        return pld.interval(lower, upper)
+
+    def too_coarse(self, interval: Interval) -> bool:
+        return interval.upper - interval.lower > pld.GAP * interval.upper and self._refinements < pld.REFINEMENTS
+
+    def refine(self) -> bool:
+        """Halve the grid's width; False where memory or the number of refinements forbids it."""
+        self._refinements += 1
+        self._grid = self._grid.scaled(0.5)
+        return self._refinements <= pld.REFINEMENTS
+
+
+def _gaussian_guess(spec: PhaseSpec, fixed: Sequence[Mechanism], target: float, budget: Budget) -> float:
+    """Sigma in the Gaussian limit, mu² = T q² (e^(1/sigma²) - 1): where the search starts, never what it returns."""
+    sensitivity = 2.0 if budget.adjacency == "replace_one" else 1.0
+    mu = gaussian.mu(target, budget.delta) / sensitivity
+    left = max(mu**2 - sum(pld.equivalent_mu(item) ** 2 for item in fixed), 1e-2 * mu**2)
+    if spec.sample_rate == 1.0:
+        return math.sqrt(spec.steps / left)
+    return 1 / math.sqrt(math.log1p(left / (spec.steps * spec.sample_rate**2)))
+
+
+def _round_up(sigma: float) -> float:
+    """Nine significant digits, rounded up."""
+    scale = 10.0 ** (8 - math.floor(math.log10(sigma)))
+    return math.ceil(sigma * scale) / scale
+
+
+def _search(upper: Callable[[float], float], target: float, start: float, spec: PhaseSpec) -> float:
+    """Sigma with upper(sigma) in [target·_ACCEPT, target], by a bracketed secant in logarithms.
+
+    Brackets grow geometrically. Where the bound jumps over the interval, the side within the target is returned.
+    """
+    aim = math.log(target * _AIM)
+    low: tuple[float, float] | None = None  # too little noise: (log sigma, log upper - aim > 0)
+    high: tuple[float, float] | None = None  # enough noise
+    x, step = math.log(start), math.log(2.0)
+    for _ in range(_EVALUATIONS):
+        sigma = _round_up(math.exp(x))
+        if sigma > _LARGEST_SIGMA:
+            break
+        if sigma < _SMALLEST_SIGMA:
+            raise Infeasible(
+                spec.name,
+                f"even with almost no noise (sigma = {_SMALLEST_SIGMA:g}) epsilon stays below {target:.6g}: "
+                f"{spec.steps} steps that sample each example with probability {spec.sample_rate:.3g} see it too rarely "
+                "for this delta. Lower epsilon or delta, or take more steps or a larger batch",
+            )
+        value = upper(sigma)
+        if target * _ACCEPT <= value <= target:
+            return sigma
+        point = (math.log(sigma), (math.log(value) if math.isfinite(value) else 700.0) - aim)
+        previous = low if point[1] > 0 else high
+        if value > target:
+            low = point
+        else:
+            high = point
+        if low is None or high is None:
+            # Slope -1 is that of a Gaussian; a known slope is better. Growing steps guarantee a bracket.
+            slope = -1.0
+            if previous is not None and point[1] != previous[1] and point[0] != previous[0]:
+                slope = min((point[1] - previous[1]) / (point[0] - previous[0]), -0.05)
+            jump = -point[1] / slope
+            x = point[0] + max(min(jump, step), -step)
+            if abs(jump) < step / 2:
+                x += math.copysign(0.1 * abs(jump) + 1e-6, jump)  # overshoot: the next point closes the bracket
+            else:
+                step *= 1.5
+            continue
+        width = high[0] - low[0]
+        if width < 1e-9:
+            return _round_up(math.exp(high[0]))
+        x = low[0] + width * low[1] / (low[1] - high[1]) if low[1] < 100 else low[0] + width / 2
+        # A secant that keeps to one end is slow; a tenth from the ends bounds it, halving now and then.
+        x = min(max(x, low[0] + 0.02 * width), high[0] - 0.02 * width)
+        if _ % 6 == 5:
+            x = (low[0] + high[0]) / 2
+    if high is not None:
+        return _round_up(math.exp(high[0]))
+    raise Infeasible(spec.name, f"no noise multiplier up to {_LARGEST_SIGMA:g} keeps epsilon within {target:.6g}")
