@@ -1,0 +1,397 @@
+"""Results of a search: the best trial, the table of all, and the two epsilons.
+
+``trials.parquet`` has one row a trial, in the order of the trials' numbers, and these columns, in this order:
+
+===============================  ========================================================================
+key, state, reason               of the trial (see :class:`raydp.search.records.TrialRecord`); strings
+number, attempts                 int64
+seconds                          float64, null before the trial finished
+config.<name>                    one column a hyperparameter, names sorted; null where a trial lacks it. Bool,
+                                 int64, float64 or string, whichever holds all values; ints and floats mixed
+                                 become float64; any other mixture becomes strings: strings as they are, the
+                                 others as JSON (``true``, ``7``, ``0.1``)
+metric.<name>.mean, .std         float64 over the seeds; std with ddof = 1
+metric.<name>.values             list of float64, one a seed, null where a value is missing
+epsilon.<accountant>.lower, .estimate, .upper   float64: certified bounds of the trial's costliest run
+target_epsilon, delta            float64: the budget
+adjacency, measured_on           strings
+===============================  ========================================================================
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raydp import _validate
+from raydp.errors import CorruptFile, InvalidValue
+from raydp.privacy import accountants
+from raydp.privacy.budget import Adjacency, Budget
+from raydp.privacy.ledger import Ledger
+from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.plan import Interval
+from raydp.search.records import STATES, TrialRecord
+from raydp.search.run_directory import RunDirectory, atomic_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE = "trials.parquet"
+_ROWS_SHOWN = 10
+
+
+def merged(mechanisms: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
+    """The same composition with fewer mechanisms: equal noise multipliers and sample rates add up their steps.
+
+    Privacy losses of composed mechanisms add up, in whatever order, so a hundred trials of one plan cost an accountant
+    as much as one trial with a hundred times the steps.
+    """
+    steps: Counter[tuple[float, float]] = Counter()
+    for mechanism in mechanisms:
+        steps[mechanism.noise_multiplier, mechanism.sample_rate] += mechanism.steps
+    return tuple(
+        Mechanism(noise_multiplier=sigma, sample_rate=rate, steps=count) for (sigma, rate), count in steps.items()
+    )
+
+
+def epsilon_spent_quick(
+    mechanisms: Iterable[Mechanism], *, delta: float, adjacency: Adjacency = "add_remove"
+) -> Interval:
+    """Epsilon of everything in ``mechanisms``, quickly: by Rényi moments, whose *upper* bound is valid and loose.
+
+    For displays that refresh; results state :attr:`Result.epsilon_search`.
+    """
+    return accountants.epsilon(merged(mechanisms), delta=delta, adjacency=adjacency, accountant="rdp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutedRun:
+    """One ledger of a search: what one run of a trial executed.
+
+    Attributes:
+        key, seed: of the run.
+        path: of the ledger.
+        ledger: None if it is damaged.
+        problem: why it is damaged, else None.
+    """
+
+    key: str
+    seed: int
+    path: Path
+    ledger: Ledger | None
+    problem: str | None = None
+
+
+def executed_runs(directory: RunDirectory) -> list[ExecutedRun]:
+    """Every ledger in the run directory, whether or not the journal knows its trial, in the order of keys and seeds."""
+    runs = []
+    for key in directory.trial_keys():
+        for seed, run in directory.runs(key):
+            for path in sorted(run.glob("ledger*.jsonl")):
+                try:
+                    runs.append(ExecutedRun(key=key, seed=seed, path=path, ledger=Ledger.read(path)))
+                except CorruptFile as error:
+                    runs.append(ExecutedRun(key=key, seed=seed, path=path, ledger=None, problem=str(error)))
+    return runs
+
+
+def executed_mechanisms(directory: RunDirectory) -> tuple[tuple[Mechanism, ...], int]:
+    """(merged mechanisms of everything that ran, number of runs that executed at least one step).
+
+    A damaged ledger counts as its whole plan, with a warning: what ran under it is unknown, and was at most that.
+
+    Raises:
+        CorruptFile: a ledger is damaged and there is no readable plan beside it.
+    """
+    mechanisms: list[Mechanism] = []
+    count = 0
+    for run in executed_runs(directory):
+        if run.ledger is None:
+            plan = directory.plan(run.key)
+            if plan is None:
+                raise CorruptFile(f"{run.problem} There is no plan.json for {run.key} to bound it by.")
+            warnings.warn(f"{run.problem} The whole plan of {run.key} is counted as spent.", stacklevel=2)
+            spent = plan.mechanisms
+        else:
+            spent = run.ledger.mechanisms
+        mechanisms += spent
+        count += bool(spent)
+    return merged(mechanisms), count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a search found and what it spent. Made by :meth:`load`.
+
+    Attributes:
+        directory: the run directory.
+        search: the definition of the search, as in raydp.json.
+        trials: all trials, in the order of their numbers.
+        mechanisms: everything that was executed, merged; the source of :attr:`epsilon_search`.
+        runs: how many runs executed at least one step.
+    """
+
+    directory: Path
+    search: Mapping[str, Any]
+    trials: tuple[TrialRecord, ...]
+    mechanisms: tuple[Mechanism, ...] = field(default=(), repr=False)
+    runs: int = 0
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
+        """Read a run directory, finished or not; nothing is written.
+
+        Raises:
+            InvalidValue: it is no run directory.
+            CorruptFile: something in it is damaged.
+        """
+        opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
+        mechanisms, runs = executed_mechanisms(opened)
+        return cls(
+            directory=opened.path,
+            search=opened.definition,
+            trials=tuple(opened.records().values()),
+            mechanisms=mechanisms,
+            runs=runs,
+        )
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of every trial."""
+        return Budget.from_json(self.search["budget"])
+
+    @property
+    def accountant(self) -> str:
+        """The accountant whose upper bounds are held against the budget."""
+        return str(self.search.get("accountant", "pld"))
+
+    @property
+    def objectives(self) -> tuple[tuple[str, str], ...]:
+        """(metric, ``max`` or ``min``) of each objective."""
+        metrics, modes = _listed(self.search.get("metric", "accuracy")), _listed(self.search.get("mode", "max"))
+        if len(modes) == 1:
+            modes *= len(metrics)
+        if len(modes) != len(metrics):
+            raise InvalidValue("mode", modes, f"must be one, or one for each of {metrics}", "Give each metric a mode.")
+        return tuple(
+            (metric, _validate.one_of("mode", mode, ("max", "min")))
+            for metric, mode in zip(metrics, modes, strict=True)
+        )
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The complete trial with the best mean over its seeds (of equals the earliest); None if there is none.
+
+        Raises:
+            InvalidValue: the search has several objectives.
+        """
+        if len(self.objectives) > 1:
+            names = [metric for metric, _ in self.objectives]
+            raise InvalidValue("metric", names, "has no single best trial", "Use result.pareto.")
+        return next(iter(self._ranked()), None)
+
+    @property
+    def pareto(self) -> tuple[TrialRecord, ...]:
+        """The complete trials that no other one beats in one objective without losing in another."""
+        scored = [(self._scores(trial), trial) for trial in self._candidates()]
+        return tuple(
+            trial
+            for scores, trial in scored
+            if not any(
+                other != scores and all(o >= s for o, s in zip(other, scores, strict=True)) for other, _ in scored
+            )
+        )
+
+    @property
+    def epsilon_trial(self) -> Interval | None:
+        """Bounds of epsilon of the best trial's costliest run, from its ledger; None if no trial is complete.
+
+        With several objectives: the largest in the Pareto set.
+        """
+        chosen = self.pareto if len(self.objectives) > 1 else (self.best,)
+        intervals = [trial.epsilon[self.accountant] for trial in chosen if trial and self.accountant in trial.epsilon]
+        return max(intervals, key=lambda interval: interval.upper, default=None)
+
+    @cached_property
+    def epsilon_search(self) -> Interval:
+        """Bounds of epsilon of the whole search: the composition of every step of every run of every trial.
+
+        By the search's accountant, at the budget's delta (for all of it together, not for each) and adjacency. It is
+        what an adversary learns who sees every trial, also those that failed, and holds however the best was chosen.
+        A sampler that learns (TPE, GP) chooses plans by earlier results: the number is then the composition of the
+        sequence of plans that came about, not a bound over all that could have.
+        """
+        budget = self.budget
+        return accountants.epsilon(
+            self.mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row a trial; the columns of trials.parquet (see the module)."""
+        import pandas as pd
+
+        return self._table().to_pandas(types_mapper={pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}.get)
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json`` output: search, trials, the best key (or the Pareto set's), both epsilons."""
+        single = len(self.objectives) == 1
+        best = self.best if single else None
+        trial = self.epsilon_trial
+        return {
+            "directory": str(self.directory),
+            "search": dict(self.search),
+            "budget": self.budget.to_json(),
+            "best": best.key if best else None,
+            "pareto": [record.key for record in self.pareto],
+            "epsilon_trial": trial.to_json() if trial else None,
+            "epsilon_search": self.epsilon_search.to_json(),
+            "runs": self.runs,
+            "trials": [record.to_json() for record in self.trials],
+        }
+
+    def summary(self) -> str:
+        """A few lines for a terminal. The last two are epsilon of the trial and epsilon of the whole search."""
+        return "\n".join([*self._headline(), *self._epsilon_lines()])
+
+    def __repr__(self) -> str:
+        return f"<Result of {self.search.get('name')!r} in {self.directory}: {self._counts()}>"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks: the best trials, then the two epsilons."""
+        metrics = [metric for metric, _ in self.objectives]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("trial", "state", *metrics, "config"))
+        rows = []
+        ranked = self._ranked()
+        for trial in [*ranked, *(t for t in self.trials if t not in ranked)][:_ROWS_SHOWN]:
+            cells = [trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial)]
+            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+        lines = [*self._headline()[:1], *self._epsilon_lines()]
+        text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{text}"
+
+    def _candidates(self) -> list[TrialRecord]:
+        """Complete trials that have every objective."""
+        names = [metric for metric, _ in self.objectives]
+        complete = [trial for trial in self.trials if trial.state == "complete"]
+        return [trial for trial in complete if all(trial.mean(name) is not None for name in names)]
+
+    def _scores(self, trial: TrialRecord) -> tuple[float, ...]:
+        """The objectives, all to be maximised."""
+        means = [(trial.mean(metric), mode) for metric, mode in self.objectives]
+        return tuple(mean if mode == "max" else -mean for mean, mode in means if mean is not None)
+
+    def _ranked(self) -> list[TrialRecord]:
+        """Candidates, the best first by the first objective; sorted() keeps equals in the order of their numbers."""
+        return sorted(self._candidates(), key=lambda trial: -self._scores(trial)[0])
+
+    def _counts(self) -> str:
+        counts = Counter(trial.state for trial in self.trials)
+        return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no trial"
+
+    def _headline(self) -> list[str]:
+        lines = [f"{self.search.get('name')}: {len(self.trials)} trials ({self._counts()})"]
+        chosen = self.pareto if len(self.objectives) > 1 else tuple(self._ranked()[:1])
+        word = "best" if len(self.objectives) == 1 else "on the Pareto front"
+        for trial in chosen:
+            scores = ", ".join(f"{metric} = {_spread(trial, metric)}" for metric, _ in self.objectives)
+            lines.append(f"{word}: {trial.key}  {scores}  (measured on: {trial.measured_on})  {_config(trial)}")
+        if not chosen:
+            lines.append("best: none, for no trial is complete")
+        return lines
+
+    def _epsilon_lines(self) -> tuple[str, str]:
+        budget, trial = self.budget, self.epsilon_trial
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        spent = _epsilon(trial) if trial else "none, for no trial is complete"
+        whole = _epsilon(self.epsilon_search)
+        return (
+            f"epsilon of the trial: {spent} (target {budget.epsilon:g}, delta {budget.delta:g}, {budget.adjacency})",
+            f"epsilon of the whole search: {whole} (composition of everything that ran: {runs})",
+        )
+
+    def _table(self) -> pa.Table:
+        return _table(self.trials, self.budget)
+
+
+def write_trials_parquet(directory: str | os.PathLike[str] | RunDirectory) -> Path:
+    """Write trials.parquet (columns: see the module) from the journal; a reader sees the old table or the new one."""
+    opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
+    table = _table(tuple(opened.records().values()), Budget.from_json(opened.definition["budget"]))
+    target = opened.path / TABLE
+    with atomic_file(target) as temporary:
+        pq.write_table(table, temporary)
+    return target
+
+
+def _table(trials: Sequence[TrialRecord], budget: Budget) -> pa.Table:
+    columns: dict[str, pa.Array] = {}
+    for name in ("key", "state", "reason"):
+        columns[name] = pa.array([getattr(trial, name) for trial in trials], pa.string())
+    for name in ("number", "attempts"):
+        columns[name] = pa.array([getattr(trial, name) for trial in trials], pa.int64())
+    columns["seconds"] = pa.array([trial.seconds for trial in trials], pa.float64())
+    for name in sorted({name for trial in trials for name in trial.config}):
+        columns[f"config.{name}"] = _column([trial.config.get(name) for trial in trials])
+    for name in sorted({name for trial in trials for name in trial.metrics}):
+        columns[f"metric.{name}.mean"] = pa.array([trial.mean(name) for trial in trials], pa.float64())
+        columns[f"metric.{name}.std"] = pa.array([trial.std(name) for trial in trials], pa.float64())
+        values = [trial.metrics.get(name) for trial in trials]
+        columns[f"metric.{name}.values"] = pa.array(values, pa.list_(pa.float64()))
+    for name in sorted({name for trial in trials for name in trial.epsilon}):
+        for bound in ("lower", "estimate", "upper"):
+            bounds = [getattr(trial.epsilon[name], bound) if name in trial.epsilon else None for trial in trials]
+            columns[f"epsilon.{name}.{bound}"] = pa.array(bounds, pa.float64())
+    columns["target_epsilon"] = pa.array([budget.epsilon] * len(trials), pa.float64())
+    columns["delta"] = pa.array([budget.delta] * len(trials), pa.float64())
+    columns["adjacency"] = pa.array([budget.adjacency] * len(trials), pa.string())
+    columns["measured_on"] = pa.array([trial.measured_on for trial in trials], pa.string())
+    return pa.table(columns)
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """A column in the narrowest type that holds all values; see the module."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if value is not None):
+        return pa.array(values, pa.int64())
+    if float in kinds and kinds <= {int, float} and all(value is None or float(value) == value for value in values):
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array(texts, pa.string())
+
+
+def _listed(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _spread(trial: TrialRecord, metric: str) -> str:
+    mean, std = trial.mean(metric), trial.std(metric)
+    if mean is None:
+        return "–"
+    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.2g}"
+
+
+def _config(trial: TrialRecord) -> str:
+    values = trial.config.items()
+    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values)
+
+
+def _epsilon(interval: Interval) -> str:
+    """The upper bound, rounded up: the number that is stated must be one that holds."""
+    from decimal import ROUND_CEILING, Context
+
+    upper = f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(interval.upper).normalize():f}"
+    note = f"; {interval.fallback}" if interval.fallback else ""
+    return f"{upper} [upper bound by {interval.accountant}{note}]"

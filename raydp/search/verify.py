@@ -1,0 +1,277 @@
+"""Verification: recompute from the ledgers what every run of a search spent, with every accountant.
+
+It trusts the budget in raydp.json and nothing else that is a number: epsilons are recomputed from what was executed,
+plans are held against the journal, ledgers against the plans.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+from raydp import _validate
+from raydp.errors import CorruptFile, LedgerRefusal
+from raydp.privacy import accountants
+from raydp.privacy.budget import Adjacency, Budget
+from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.plan import Interval, Plan
+from raydp.search.records import TrialRecord, fold
+from raydp.search.results import ExecutedRun, executed_runs, merged
+from raydp.search.run_directory import RunDirectory
+
+#: Relative slack above the budget: floating point, not privacy.
+OVER = 1e-12
+#: A complete run has spent at least epsilon·(1 - UNDER): plans exhaust their budget.
+UNDER = 1e-4
+
+_Mechanisms = tuple[Mechanism, ...]
+_Intervals = dict[str, Interval]
+
+
+def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str, Any]:
+    """Check every run of a search against the search's budget. Nothing is written.
+
+    Args:
+        directory: the run directory, of a search that is finished, in progress or interrupted.
+        processes: how many processes recompute. More than 1 pays from a few hundred different ledgers on, because
+            each one has to import the accountants first; equal ledgers are computed once anyway.
+
+    Returns:
+        A stable record, ready for JSON::
+
+            {"ok": bool,                        # no run and not the search as a whole has a problem
+             "budget": {"epsilon", "delta", "adjacency"}, "accountant": name,
+             "plans": [{"key", "config", "certificate": {accountant: interval},
+                        "phases": [{"name", "noise_multiplier", "sample_rate", "steps", "clip_norm", …}]}],
+             "trials": [{"key", "seed": int | null, "state", "ok", "problem": str | null,
+                         "executed": [{"name", "noise_multiplier", "sample_rate", "steps", "clip_norm"}],
+                         "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
+             "search": {"epsilon": {accountant: interval}, "runs": int},
+             "problems": [str]}                 # what concerns no single run
+
+        with interval = ``{"lower", "estimate", "upper", "accountant", "fallback"}``. A run is not ok if
+
+        * the upper bound by the search's accountant is above epsilon (by more than 1e-12 of it), or the *lower* bound
+          by any accountant is: then the overspending is proven;
+        * its ledger is damaged, or is not what the plan allows (plan, delta, adjacency, sigma, q, C, steps);
+        * its plan is missing, not the one in the journal, or of another budget than the search;
+        * its trial is complete and it has no ledger, executed fewer steps than planned, or spent less than
+          epsilon·(1 - 1e-4) (the latter unless the plan's split is ``naive``, which wastes some of the budget);
+        * it ran although the journal does not know its trial, or calls it infeasible.
+
+        A run that is in progress, interrupted, failed or stopped may have spent less.
+
+    Raises:
+        InvalidValue, CorruptFile: it is no run directory, or raydp.json is damaged.
+    """
+    opened = RunDirectory.open(directory)
+    budget = Budget.from_json(opened.definition["budget"])
+    accountant = _validate.one_of("accountant", opened.definition.get("accountant", "pld"), accountants.ACCOUNTANTS)
+    processes = _validate.integer("processes", processes, low=1)
+    problems: list[str] = []
+    records, digests = _journal(opened, problems)
+    runs = executed_runs(opened)
+    plans, plan_problems = _plans(opened, digests, {run.key for run in runs}, budget)
+
+    spent = {run.path: run.ledger.mechanisms for run in runs if run.ledger is not None}
+    # What ran under a damaged ledger is unknown, and was at most its plan.
+    lost = [plans[run.key].mechanisms for run in runs if run.ledger is None and run.key in plans]
+    whole = merged(mechanism for mechanisms in (*spent.values(), *lost) for mechanism in mechanisms)
+    intervals = _recompute({*spent.values(), whole}, budget.delta, budget.adjacency, processes)
+
+    entries = []
+    for run in runs:
+        record, plan = records.get(run.key), plans.get(run.key)
+        epsilon = intervals[spent[run.path]] if run.path in spent else {}
+        found = [
+            _known(record, run.key in digests, bool(problems)),
+            run.problem,
+            plan_problems.get(run.key) or (None if plan else "there is no plan.json: nothing allowed this run"),
+            _fits(run, plan),
+            _overspent(epsilon, budget, accountant),
+            _cut_short(run, plan, epsilon, budget, accountant) if record and record.state == "complete" else None,
+        ]
+        entries.append(_entry(run.key, run.seed, record, found, epsilon, run))
+    seeds = _validate.integer("seeds", opened.definition.get("seeds", 1), low=1)
+    entries += _missing(records, runs, seeds)
+    entries.sort(key=lambda entry: (entry["key"], -1 if entry["seed"] is None else entry["seed"]))
+    return {
+        "ok": not problems and all(entry["ok"] for entry in entries),
+        "budget": budget.to_json(),
+        "accountant": accountant,
+        "plans": [_plan_entry(key, plan, records.get(key)) for key, plan in sorted(plans.items())],
+        "trials": entries,
+        "search": {
+            "epsilon": {name: interval.to_json() for name, interval in intervals[whole].items()},
+            "runs": sum(bool(mechanisms) for mechanisms in (*spent.values(), *lost)),
+        },
+        "problems": problems,
+    }
+
+
+def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, TrialRecord], dict[str, str]]:
+    """Records and plan digests by trial; both empty without a readable journal: the ledgers can still be checked."""
+    digests: dict[str, str] = {}
+
+    def note(key: str, digest: str) -> Plan | None:
+        digests[key] = digest
+        return None
+
+    try:
+        return fold(opened.events(), note), digests
+    except CorruptFile as error:
+        problems.append(str(error))
+        return {}, {}
+
+
+def _plans(
+    opened: RunDirectory, digests: Mapping[str, str], ran: set[str], budget: Budget
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Plans by trial, and what is wrong with them."""
+    plans: dict[str, Plan] = {}
+    problems: dict[str, str] = {}
+    for key in sorted({*digests, *ran}):
+        try:
+            plan = opened.plan(key)
+        except CorruptFile as error:
+            problems[key] = str(error)
+            continue
+        if plan is None:
+            continue
+        plans[key] = plan
+        if key in digests and plan.digest != digests[key]:
+            problems[key] = f"plan.json has digest {plan.digest[:12]}, the journal says {digests[key][:12]}"
+        elif plan.budget != budget:
+            problems[key] = f"the plan is of budget {plan.budget.to_json()}, the search of {budget.to_json()}"
+    return plans, problems
+
+
+def _known(record: TrialRecord | None, has_plan: bool, journal_is_damaged: bool) -> str | None:
+    """Whether the journal says that this run was to be."""
+    if journal_is_damaged:
+        return None
+    if record is None:
+        return "the journal does not know this trial"
+    if record.state == "infeasible":
+        return "the journal calls the trial infeasible, and it ran"
+    return None if has_plan else "the journal names no plan for this trial"
+
+
+def _fits(run: ExecutedRun, plan: Plan | None) -> str | None:
+    """Whether what ran is what the plan allows."""
+    if plan is None or run.ledger is None:
+        return None
+    try:
+        run.ledger.check(plan)
+    except LedgerRefusal as refusal:
+        return str(refusal)
+    return None
+
+
+def _overspent(epsilon: _Intervals, budget: Budget, accountant: str) -> str | None:
+    limit = budget.epsilon * (1 + OVER)
+    if epsilon and epsilon[accountant].upper > limit:
+        upper = epsilon[accountant].upper
+        return f"overspent: epsilon by {accountant} is up to {upper:.6g}, the budget is {budget.epsilon:.6g}"
+    for name, interval in epsilon.items():
+        if interval.lower > limit:
+            return f"overspent: epsilon is at least {interval.lower:.6g} by {name}, the budget is {budget.epsilon:.6g}"
+    return None
+
+
+def _cut_short(run: ExecutedRun, plan: Plan | None, epsilon: _Intervals, budget: Budget, accountant: str) -> str | None:
+    """Whether a complete run executed less than its plan, or its plan less than the budget."""
+    if plan is None or run.ledger is None:
+        return None
+    for phase in plan.phases:
+        steps = run.ledger.steps(phase.name)
+        if steps < phase.steps:
+            return f"complete with {steps} of the {phase.steps} steps of phase {phase.name!r}"
+    upper = epsilon[accountant].upper
+    if plan.split == "composed" and upper < budget.epsilon * (1 - UNDER):
+        return f"complete with epsilon = {upper:.6g} by {accountant}: less than the budget of {budget.epsilon:.6g}"
+    return None
+
+
+def _missing(records: Mapping[str, TrialRecord], runs: Sequence[ExecutedRun], seeds: int) -> list[dict[str, Any]]:
+    """Entries for trials without any run, and for runs that a complete trial must have and has not."""
+    ran = {(run.key, run.seed) for run in runs}
+    entries = []
+    for key, record in records.items():
+        if record.state == "complete":
+            missing = ["the trial is complete, and this run has no ledger"]
+            entries += [_entry(key, seed, record, missing, {}) for seed in range(seeds) if (key, seed) not in ran]
+        elif not any(run.key == key for run in runs):
+            entries.append(_entry(key, None, record, [], {}))
+    return entries
+
+
+def _entry(
+    key: str,
+    seed: int | None,
+    record: TrialRecord | None,
+    found: Sequence[str | None],
+    epsilon: _Intervals,
+    run: ExecutedRun | None = None,
+) -> dict[str, Any]:
+    problem = "; ".join(text for text in found if text) or None
+    executed = [
+        {
+            "name": entry.phase,
+            "noise_multiplier": entry.noise_multiplier,
+            "sample_rate": entry.sample_rate,
+            "steps": entry.steps,
+            "clip_norm": entry.clip_norm,
+        }
+        for entry in (run.ledger.entries if run and run.ledger else ())
+    ]
+    return {
+        "key": key,
+        "seed": seed,
+        "state": record.state if record else "unknown",
+        "ok": problem is None,
+        "problem": problem,
+        "executed": _joined(executed),
+        "epsilon": {name: interval.to_json() for name, interval in epsilon.items()},
+    }
+
+
+def _joined(executed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ledger lines of equal parameters that follow each other, as one: a long run has thousands of them."""
+    joined: list[dict[str, Any]] = []
+    for entry in executed:
+        if joined and {**joined[-1], "steps": 0} == {**entry, "steps": 0}:
+            joined[-1]["steps"] += entry["steps"]
+        else:
+            joined.append(entry)
+    return joined
+
+
+def _plan_entry(key: str, plan: Plan, record: TrialRecord | None) -> dict[str, Any]:
+    content = plan.to_json()
+    config = dict(record.config) if record else None
+    return {"key": key, "config": config, "phases": content["phases"], "certificate": content["certificate"]}
+
+
+def _recompute(
+    compositions: set[_Mechanisms], delta: float, adjacency: Adjacency, processes: int
+) -> dict[_Mechanisms, _Intervals]:
+    """Epsilon of each composition by each accountant."""
+    jobs = sorted(compositions, key=lambda mechanisms: -len(mechanisms))  # the whole search, the longest, first
+    job = partial(_by_all, delta=delta, adjacency=adjacency)
+    if processes == 1 or len(jobs) < 2 * processes:
+        return dict(zip(jobs, map(job, jobs), strict=True))
+    # spawn: a fork of a process with threads (numpy, a tracker) can hang.
+    with ProcessPoolExecutor(max_workers=processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return dict(zip(jobs, pool.map(job, jobs, chunksize=4), strict=True))
+
+
+def _by_all(mechanisms: _Mechanisms, *, delta: float, adjacency: Adjacency) -> _Intervals:
+    return {
+        name: accountants.epsilon(mechanisms, delta=delta, adjacency=adjacency, accountant=name)
+        for name in accountants.ACCOUNTANTS
+    }
