@@ -115,12 +115,11 @@ def execute(spec: RunSpec) -> Iterator[Report]:
     if last is not None and last.done:  # finished before; only the news of it was lost
         yield last
         return
-    run = _Run(spec)
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the block
+    # commits also when an exception is about to make an outcome visible.
     with LedgerWriter(spec.ledger_file, spec.plan) as ledger:
-        try:
-            yield from run.reports(ledger)
-        finally:
-            ledger.commit()  # also when an exception is about to make an outcome visible
+        yield from _Run(spec, ledger).reports()
 
 
 def _last_report(spec: RunSpec) -> Report | None:
@@ -137,9 +136,9 @@ def _last_report(spec: RunSpec) -> Report | None:
 class _Run:
     """The mutable state of a run: model, optimiser, average, policy and position."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        spec.directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, spec: RunSpec, ledger: LedgerWriter) -> None:
         self.spec = spec
+        self.ledger = ledger
         self.method: Method = method(spec.method)
         self.hyperparameters: GradientHyperparameters = self.method.parse(spec.config)
         self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit)
@@ -201,7 +200,7 @@ class _Run:
             return {name: root.derive("lineage", digest) for name, digest in self._lineages().items()}
         elif spec.key_file.exists():
             key = NoiseKey.load(spec.key_file)
-        elif spec.ledger_file.exists():
+        elif self.ledger.ledger.entries:
             raise RaydpError(
                 f"{spec.ledger_file} records steps, but the key {spec.key_file} is gone, so they cannot be replayed "
                 "with the noise that was spent. The run is over; start a new trial."
@@ -228,27 +227,28 @@ class _Run:
             chain[phase.name] = digest
         return chain
 
-    def reports(self, ledger: LedgerWriter) -> Iterator[Report]:
+    def reports(self) -> Iterator[Report]:
+        """What is left of the plan, step by step, yielding at each release."""
         steps = self.spec.plan.steps
         count = min(self.spec.reports, steps)
         marks = sorted({round(steps * (index + 1) / count) for index in range(count)})
         last = _last_report(self.spec)
         if self.step > (0 if last is None else last.step):  # a crash between a checkpoint and its metrics
-            yield self._release(ledger)
+            yield self._release()
         for phase, step in self._steps_left():
-            self._advance(phase, step, ledger)
+            self._advance(phase, step)
             if self.step in marks:
-                yield self._release(ledger)
+                yield self._release()
 
     def _steps_left(self) -> Iterator[tuple[Phase, int]]:
         everything = [(phase, step) for phase in self.spec.plan.phases for step in range(phase.steps)]
         yield from everything[self.step :]
 
-    def _advance(self, phase: Phase, step: int, ledger: LedgerWriter) -> None:
+    def _advance(self, phase: Phase, step: int) -> None:
         """One logical step."""
         geometry = self._geometry(phase, step)
         key = self.keys[phase.name]
-        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=ledger)
+        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
         copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
         released = private_gradient(
             self._micro_batches(batch.images, batch.labels, copies),
@@ -298,9 +298,9 @@ class _Run:
         base = self.method.learning_rate(self.hyperparameters, phase.name)
         return base * learning_rate_factor(self.hyperparameters.schedule, self.step, self.spec.plan.steps)
 
-    def _release(self, ledger: LedgerWriter) -> Report:
+    def _release(self) -> Report:
         """The release barrier: ledger, checkpoint, metrics, and only then the report."""
-        ledger.commit()
+        self.ledger.commit()
         checkpoint.save(self.spec.directory, self.step, self._state())
         report = Report(
             step=self.step,

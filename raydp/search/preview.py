@@ -1,0 +1,149 @@
+"""What a search would do, without training: noise, steps, epsilon, resources, time and memory.
+
+No private example is read: the time of a step is measured on random images of the data's shape.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from raydp import data, models
+from raydp.errors import Infeasible, InvalidValue
+from raydp.geometry import Identity
+from raydp.methods.base import GradientHyperparameters
+from raydp.privacy import accountants
+from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.plan import Plan
+from raydp.search.definition import Search
+from raydp.search.runner import check
+from raydp.search.sampling import Sampling
+from raydp.training.gradients import PerExampleGradients, average_copies
+from raydp.training.step import clipped_sum
+
+_BYTES = 4  # of a float32
+
+
+def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
+    """Plans at the centre and the corners of the space and at the first proposals, and what the search would cost.
+
+    Args:
+        search: the definition.
+        proposals: how many of the sampler's first proposals are planned.
+
+    Returns:
+        The documented JSON form: ``budget`` (``epsilon``, ``delta``, ``adjacency``), ``plans`` (each with ``point``,
+        ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan), ``resources`` and ``cost``.
+    """
+    check(search)
+    space = search.point_space
+    points: list[tuple[str, Mapping[str, Any]]] = [("centre", space.centre())]
+    points += [(f"corner {index}", config) for index, config in enumerate(space.corners(), start=1)]
+    sampling = Sampling(
+        space=space,
+        sampler=search.sampler,
+        seed=search.seed,
+        directions=search.modes,
+        warm_start=search.warm_start,
+    )
+    for index in range(1, proposals + 1):
+        proposal = sampling.ask()
+        if proposal is not None:
+            points.append((f"proposal {index}", proposal.config))
+    plans, solved = [], []
+    for point, config in points:
+        entry: dict[str, Any] = {"point": point, "config": dict(config)}
+        try:
+            plan = search.plan_for(config)
+        except (Infeasible, InvalidValue) as error:
+            plans.append({**entry, "phases": [], "certificate": {}, "reason": str(error)})
+            continue
+        solved.append((config, plan))
+        record = plan.to_json()
+        plans.append({**entry, "phases": record["phases"], "certificate": record["certificate"]})
+    resources, cost = _resources(search), {}
+    if solved:
+        cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])
+    return {"budget": search.budget.to_json(), "plans": plans, "resources": resources, "cost": cost}
+
+
+def _resources(search: Search) -> dict[str, Any]:
+    wanted = search.resources
+    cpus = wanted.total_cpus or os.cpu_count() or 1
+    fits = cpus // wanted.cpus_per_trial
+    concurrent = fits if wanted.max_concurrent is None else min(fits, wanted.max_concurrent)
+    return {
+        "cpus_per_trial": wanted.cpus_per_trial,
+        "gpus_per_trial": wanted.gpus_per_trial,
+        "cpus_on_this_machine": cpus,
+        "trials_at_once_on_this_machine": concurrent,
+        "arithmetic": f"{cpus} CPUs // {wanted.cpus_per_trial} a trial = {fits} trials at once"
+        + ("" if wanted.max_concurrent is None else f", at most {wanted.max_concurrent} wanted"),
+    }
+
+
+def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: int) -> dict[str, Any]:
+    """Time, memory and privacy of the whole search, for trials like this one."""
+    _, hyperparameters, _ = search.point(config)
+    dataset = data.load(search.data, limit=search.data_limit)
+    model = models.build_model(
+        search.model_name(),
+        input_shape=dataset.private.input_shape,
+        num_classes=dataset.private.num_classes,
+        seed=search.seed,
+    )
+    coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    examples_a_second = _speed(search, hyperparameters, model, dataset.private.input_shape)
+    batch = plan.phases[-1].batch_size
+    seconds = plan.steps * batch / examples_a_second
+    runs = search.trials * search.seeds
+    everything = [
+        Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=phase.sample_rate, steps=phase.steps * runs)
+        for phase in plan.phases
+    ]
+    whole = accountants.epsilon(
+        everything,
+        delta=search.budget.delta,
+        adjacency=search.budget.adjacency,
+        accountant=search.accountant,
+    )
+    images = (len(dataset.private) + len(dataset.holdout)) * int(torch.tensor(dataset.private.input_shape).prod())
+    return {
+        "coordinates": coordinates,
+        "steps_a_run": plan.steps,
+        "seconds_a_run": round(seconds, 1),
+        "seconds_for_the_search": round(seconds * runs / max(1, concurrent), 1),
+        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random images, dense geometry",
+        "megabytes_a_trial": round((images + 2 * search.micro_batch * coordinates * _BYTES) / 1e6, 1),
+        "epsilon_of_the_search_if_all_runs_finish": whole.upper,
+        "runs": runs,
+    }
+
+
+def _speed(
+    search: Search, hyperparameters: GradientHyperparameters, model: torch.nn.Module, shape: tuple[int, int, int]
+) -> float:
+    """Private examples a second of the clipped sum, measured on a micro-batch of random images."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(search.resources.cpus_per_trial)
+    try:
+        gradients = PerExampleGradients(model)
+        geometry = Identity(sizes=tuple(parameter.numel() for parameter in gradients.parameters))
+        multiplicity = hyperparameters.augmentation_multiplicity
+        size = max(1, search.micro_batch // multiplicity)
+        images, labels = torch.randn(size * multiplicity, *shape), torch.zeros(size * multiplicity, dtype=torch.long)
+
+        def once() -> float:
+            begun = time.perf_counter()
+            parts = average_copies(gradients(images, labels), multiplicity)
+            clipped_sum(geometry.project(parts), hyperparameters.clip_norm)
+            return time.perf_counter() - begun
+
+        once()
+        return size / sorted(once() for _ in range(3))[1]
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,309 @@
+"""Runs a search on Ray Tune. The only module, with :mod:`raydp.search.trainable`, that knows Ray's API."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.search import Searcher
+
+from raydp.errors import InvalidValue, RaydpError
+from raydp.search.definition import Search
+from raydp.search.display import Display
+from raydp.search.files import load_searches
+from raydp.search.results import Result, write_trials_parquet
+from raydp.search.run_directory import SOURCE, RunDirectory
+from raydp.search.session import Session, task_to_json
+from raydp.search.tracking import Tracker
+from raydp.search.trainable import TrialProcess
+
+
+def run(
+    search: Search,
+    *,
+    storage: Path | None = None,
+    tracking_uri: str | None = None,
+    address: str | None = None,
+    quiet: bool = False,
+    file: Path | None = None,
+) -> Result:
+    """Run a search from its beginning in a new run directory.
+
+    Raises:
+        InvalidValue: the directory is in use, or the search asks for more than the cluster has. Nothing was spent.
+        RaydpError: the search cannot go on; the run directory says how far it came.
+    """
+    check(search)
+    directory = RunDirectory.create(storage or _free_directory(search.name), search.to_json(), source_file=file)
+    return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
+
+
+def resume(
+    directory: Path,
+    *,
+    extra_trials: int = 0,
+    tracking_uri: str | None = None,
+    address: str | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Go on with a search whose driver ended, however it ended.
+
+    Unfinished trials go on from their checkpoints, with their keys and ledgers; then the rest is proposed.
+
+    Args:
+        directory: the run directory.
+        extra_trials: trials to add to those that the search defines.
+    """
+    opened = RunDirectory.open(directory)
+    search = stored_search(opened)
+    if tracking_uri is None:
+        tracking_uri = next((e["tracking_uri"] for e in reversed(opened.events()) if e["event"] == "driver"), None)
+    return _drive(search, opened, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=extra_trials)
+
+
+def check(search: Search) -> None:
+    """Everything that can be refused before a directory is made: data, model, hyperparameters, delta."""
+    from raydp import data, models
+
+    dataset = data.load(search.data, limit=search.data_limit)
+    search.budget.warn_if_delta_is_large(len(dataset.private))
+    model = models.build_model(
+        search.model_name(),
+        input_shape=dataset.private.input_shape,
+        num_classes=dataset.private.num_classes,
+        seed=search.seed,
+    )
+    models.validate_model(model)
+    for config in search.point_space.corners():
+        chosen, hyperparameters, _ = search.point(config)
+        with contextlib.suppress(InvalidValue):  # a corner may be infeasible: that is a trial's matter
+            chosen.phases(hyperparameters, population=len(dataset.private))
+
+
+def stored_search(directory: RunDirectory) -> Search:
+    """The search of a run directory; a define-by-run space is read from the copy of the search's file."""
+    definition = directory.definition
+    if definition["space"]["function"] is None:
+        return Search.from_json(definition)
+    source = directory.path / SOURCE
+    if not source.exists():
+        raise InvalidValue(
+            "run directory",
+            str(directory.path),
+            "holds a search whose space is a Python function that was not in a file",
+            "Call search.run(storage=…) on the same Search instead.",
+        )
+    for candidate in load_searches(source).values():
+        if candidate.name == definition["name"]:
+            return Search.from_json(definition, space=candidate.point_space)
+    raise InvalidValue(
+        "search.py", str(source), f"does not define the search {definition['name']!r}", "Restore the file."
+    )
+
+
+def _free_directory(name: str) -> Path:
+    number = 1
+    while (path := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
+def _drive(
+    search: Search,
+    directory: RunDirectory,
+    *,
+    tracking_uri: str | None,
+    address: str | None,
+    quiet: bool,
+    extra_trials: int,
+) -> Result:
+    display = Display(trials=search.trials, metric=search.metrics, varying=search.point_space.varying, quiet=quiet)
+    with directory.lock():
+        # So that a resume finds the same tracker; credentials in a URI are not written down.
+        kept = tracking_uri if tracking_uri is None or "@" not in tracking_uri else None
+        directory.append({"event": "driver", "tracking_uri": kept})
+        tracker = Tracker(uri=tracking_uri, directory=directory, experiment=search.name)
+        state = "failed"
+        try:
+            tracker.start_search(directory.definition, search.point_space.varying)
+            session = Session(search, directory, tracker=tracker, display=display)
+            session.extend(extra_trials)
+            with _cluster(search, address):
+                concurrent = concurrency(search)
+                with display:
+                    _fit(session, concurrent)
+            session.close()
+            state = "complete" if session.left == 0 else "stopped"
+            write_trials_parquet(directory.path)
+            result = Result.load(directory.path)
+            tracker.finish_search(_numbers(result), state)
+            if not tracker.synchronise():
+                display.note(f"The tracker {tracker.uri} lacks a part; `raydp resume {directory.path}` uploads it.")
+        finally:
+            tracker.close()
+        display.finish(result.summary())
+        if session.failure:
+            raise RaydpError(session.failure)
+        return result
+
+
+def _numbers(result: Result) -> dict[str, Any]:
+    """What the parent run of the tracker shows of a result."""
+    best = result.best if len(result.search["metric"]) == 1 else None
+    numbers: dict[str, Any] = {"epsilon_search": result.epsilon_search.upper, "trials": len(result.trials)}
+    if best is not None:
+        numbers["best_trial"] = best.key
+        for metric in result.search["metric"]:
+            numbers[f"best_{metric}"] = best.mean(metric)
+    return numbers
+
+
+@contextlib.contextmanager
+def _cluster(search: Search, address: str | None) -> Iterator[None]:
+    """A Ray cluster: the one that is connected already, the one at ``address``, or a local one of our own."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray warns about a coming default for processes without GPUs; keeping today's behaviour is what we mean.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # token authentication is on, as wanted
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    else:
+        ray.init(
+            num_cpus=search.resources.total_cpus or os.cpu_count(),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def concurrency(search: Search) -> int:
+    """How many trials run at once on the connected cluster.
+
+    Raises:
+        InvalidValue: a single trial asks for more than any node has; the arithmetic is shown.
+    """
+    wanted = search.resources
+    fits = 0
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        cpus, gpus = node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)
+        by_gpu = int(gpus / wanted.gpus_per_trial) if wanted.gpus_per_trial else sys.maxsize
+        fits += min(int(cpus // wanted.cpus_per_trial), by_gpu)
+    if fits == 0:
+        have = ", ".join(
+            f"{node['Resources'].get('CPU', 0):g} CPU + {node['Resources'].get('GPU', 0):g} GPU"
+            for node in ray.nodes()
+            if node["Alive"]
+        )
+        raise InvalidValue(
+            "resources",
+            f"{wanted.cpus_per_trial} CPU + {wanted.gpus_per_trial:g} GPU a trial",
+            f"must fit one node of the cluster, whose nodes have: {have}",
+            "Lower resources.cpus_per_trial or resources.gpus_per_trial, or raise resources.total_cpus.",
+        )
+    return fits if wanted.max_concurrent is None else min(fits, wanted.max_concurrent)
+
+
+def _fit(session: Session, concurrent: int) -> None:
+    """Hand the session's trials to Tune until none is left."""
+    if session.left == 0:
+        return
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's CSV, JSON and TensorBoard copies of everything
+    # Tune's own notes speak of result files that are switched off here; what went wrong is in the trial's reason.
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+    for name in ("ray.tune.tune", "ray.tune.execution", "ray.tune.analysis.experiment_analysis"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    wanted = session.search.resources
+    tuner = tune.Tuner(
+        tune.with_resources(TrialProcess, {"cpu": wanted.cpus_per_trial, "gpu": wanted.gpus_per_trial}),
+        tune_config=tune.TuneConfig(
+            search_alg=_Proposals(session),
+            num_samples=-1,  # the searcher says when it is finished
+            max_concurrent_trials=concurrent,
+            reuse_actors=True,
+            trial_name_creator=lambda trial: json.loads(trial.config["task"])["key"],
+            trial_dirname_creator=lambda trial: json.loads(trial.config["task"])["key"],
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(session.directory.path / "ray"),
+            callbacks=[_Events(session)],
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            failure_config=tune.FailureConfig(max_failures=wanted.retries),
+            verbose=0,
+        ),
+    )
+    tuner.fit()
+
+
+class _Proposals(Searcher):
+    """Tune's searcher over a session. Tune may pickle it for its own restore, which raydp never uses."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+        self._keys: dict[str, str] = {}
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        task = self._session.next_task()
+        if task is None:
+            return Searcher.FINISHED
+        self._keys[trial_id] = task.key
+        return {"task": task_to_json(task)}
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False, **_: Any
+    ) -> None:
+        key = self._keys[trial_id]
+        if error:
+            self._session.died(key)
+        elif result and result.get("done") and "item" in result:
+            item = json.loads(result["item"])
+            if item["done"]:
+                self._session.finished(key, item)
+        # Otherwise the trial was stopped from outside; it stays unfinished and is resumed.
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the journal of the run directory is the truth."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        raise NotImplementedError("resume with `raydp resume`, which rebuilds the search from its journal")
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Searcher, ()
+
+
+class _Events(tune.Callback):
+    """Tells the session when a process begins with a trial, and what it reports."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._session.started(json.loads(trial.config["task"])["key"])
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
+        item = json.loads(result["item"])
+        if not item["done"]:
+            self._session.progressed(json.loads(trial.config["task"])["key"], item)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()
+
+
+__all__ = ["check", "concurrency", "resume", "run", "stored_search"]

@@ -1,0 +1,301 @@
+"""The driver's side of a search, without Ray: what is proposed next, and what becomes of what comes back.
+
+Everything is written to the journal before it is acted on, so a session can be rebuilt from the run directory at any
+moment: :meth:`Session.__init__` does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from raydp.errors import Infeasible, InvalidValue, RaydpError
+from raydp.privacy.ledger import Ledger
+from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.noise import NoiseKey
+from raydp.privacy.plan import Interval
+from raydp.search.definition import Search
+from raydp.search.display import Display
+from raydp.search.records import TrialRecord, key_of
+from raydp.search.results import epsilon_spent_quick
+from raydp.search.run_directory import RunDirectory
+from raydp.search.sampling import Sampling
+from raydp.search.tracking import Tracker
+from raydp.search.trainable import Task
+
+MAX_INFEASIBLE_IN_A_ROW = 100
+
+
+class Session:
+    """One driver at work on one run directory, whose lock it holds.
+
+    Args:
+        search: the definition.
+        directory: the run directory, new or of an earlier driver.
+        tracker, display: told about everything.
+        clock: seconds; for the estimate of the time left.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        directory: RunDirectory,
+        *,
+        tracker: Tracker,
+        display: Display,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.search, self.directory = search, directory
+        self.failure: str | None = None  # why no more trials can be proposed, if it is an error
+        self._tracker, self._display, self._clock = tracker, display, clock
+        self._begun = clock()
+        self._sampling = Sampling(
+            space=search.point_space,
+            sampler=search.sampler,
+            seed=search.seed,
+            directions=search.modes,
+            warm_start=search.warm_start,
+        )
+        records = directory.records()
+        self._sampling.restore(list(records.values()), metrics=search.metrics)
+        self._records: dict[str, TrialRecord] = dict(records)
+        self._unfinished = [key for key, record in records.items() if not record.finished]
+        self._mechanisms: list[Mechanism] = []
+        for key, record in records.items():
+            if record.finished:
+                self._mechanisms += self._spent(key)
+        self._streak = 0
+        self._finished_here = 0
+        self._prepare_pairing()
+
+    @property
+    def target(self) -> int:
+        """How many trials are trained in all: the search's, and what resumes added; infeasible ones do not count."""
+        added = sum(int(e["trials"]) for e in self.directory.events() if e["event"] == "extended")
+        return self.search.trials + added
+
+    @property
+    def left(self) -> int:
+        """Trials that are still to be started or finished."""
+        finished = sum(1 for record in self._records.values() if record.finished and record.state != "infeasible")
+        return max(0, self.target - finished)
+
+    def extend(self, trials: int) -> None:
+        """Add trials to the search, durably."""
+        if trials:
+            self.directory.append({"event": "extended", "trials": trials})
+
+    # What Tune asks and tells.
+
+    def next_task(self) -> Task | None:
+        """The next trial to train: an unfinished one of an earlier driver, else a new proposal; None when done.
+
+        Points without a plan are recorded with their reason, told to the sampler, and passed over.
+        """
+        if self._unfinished:
+            record = self._records[self._unfinished.pop(0)]
+            return self._task(record)
+        trained = sum(1 for record in self._records.values() if record.state != "infeasible")
+        while trained < self.target:
+            proposal = self._sampling.ask()
+            if proposal is None:
+                return None
+            record = self._propose(proposal.number, proposal.config)
+            if record.state != "infeasible":
+                self._streak = 0
+                return self._task(record)
+            self._streak += 1
+            if self._streak >= MAX_INFEASIBLE_IN_A_ROW:
+                self.failure = (
+                    f"{self._streak} proposals in a row have no plan; the last: {record.reason} "
+                    "Widen the space, or look at it with `raydp plan`."
+                )
+                return None
+        return None
+
+    def started(self, key: str) -> None:
+        """A process began (or began again) with the trial."""
+        attempt = self._records[key].attempts + 1
+        self.directory.append({"event": "started", "key": key, "attempt": attempt})
+        self._records[key] = replace(self._records[key], state="running", attempts=attempt)
+        self._tracker.trial_started(self._records[key])
+        self._display.started(key, attempt)
+
+    def progressed(self, key: str, item: Mapping[str, Any]) -> None:
+        """The trial reported something that is durable."""
+        self._tracker.log_metrics(key, item["step"], item["metrics"], seed=item["seed"])
+        self._display.progress(key, item["fraction"], item["metrics"].get(self.search.metrics[0]))
+
+    def finished(self, key: str, item: Mapping[str, Any]) -> None:
+        """The trial ended in whatever way it says."""
+        state, reason = item["state"], item["reason"]
+        metrics = {name: list(values) for name, values in item["metrics"].items()}
+        number = self._records[key].number
+        if state == "complete":
+            record = replace(self._records[key], metrics={name: tuple(values) for name, values in metrics.items()})
+            if not self._sampling.complete(number, [record.mean(metric) for metric in self.search.metrics]):
+                state, reason = "diverged", "a metric is missing or not finite"
+        elif state == "diverged":
+            self._sampling.diverged(number, reason)
+        else:
+            self._sampling.fail(number, reason)
+        measured_on = self._measured_on()
+        epsilon = self._epsilon(key)
+        self.directory.append(
+            {
+                "event": "finished",
+                "key": key,
+                "state": state,
+                "reason": reason,
+                "metrics": metrics,
+                "seconds": item["seconds"],
+                "epsilon": {name: interval.to_json() for name, interval in epsilon.items()},
+                "measured_on": measured_on,
+            }
+        )
+        self._records[key] = replace(
+            self._records[key],
+            state=state,
+            reason=reason,
+            metrics={name: tuple(values) for name, values in metrics.items()},
+            seconds=item["seconds"],
+            epsilon=epsilon,
+            measured_on=measured_on,
+        )
+        self._mechanisms += self._spent(key)
+        self._finished_here += 1
+        self._tracker.trial_finished(self._records[key])
+        self._display.finished(self._records[key])
+        self._show_total()
+
+    def died(self, key: str) -> None:
+        """The trial's process died more often than it may be started again."""
+        self.finished(
+            key,
+            {
+                "state": "failed",
+                "reason": f"its process died {self.search.resources.retries + 1} times",
+                "metrics": {},
+                "seconds": None,
+            },
+        )
+        for position in range(self.search.seeds):
+            NoiseKey.destroy(self.directory.secrets / f"{key}-{position}.key")
+
+    def close(self) -> None:
+        """Destroy the pairing secret once nothing will be replayed any more."""
+        if self.left == 0:
+            NoiseKey.destroy(self.directory.secrets / "pairing.key")
+
+    # Inside.
+
+    def _propose(self, number: int, config: Mapping[str, Any]) -> TrialRecord:
+        key = key_of(number)
+        try:
+            plan = self.search.plan_for(config)
+        except (Infeasible, InvalidValue) as error:
+            self._sampling.infeasible(number, str(error))
+            self.directory.append(
+                {"event": "infeasible", "key": key, "number": number, "config": dict(config), "reason": str(error)}
+            )
+            record = TrialRecord(key=key, number=number, state="infeasible", config=config, reason=str(error))
+            self._display.infeasible(record)
+        else:
+            relative = self.directory.trial_directory(key).relative_to(self.directory.path)
+            self.directory.write_json(relative / "config.json", {**self.search.fixed, **config})
+            self.directory.write_json(relative / "plan.json", plan.to_json())
+            self.directory.append(
+                {"event": "proposed", "key": key, "number": number, "config": dict(config), "plan": plan.digest}
+            )
+            record = TrialRecord(key=key, number=number, state="proposed", config=config, plan=plan)
+            self._display.proposed(record)
+        self._records[key] = record
+        self._tracker.trial_proposed(record)
+        return record
+
+    def _task(self, record: TrialRecord) -> Task:
+        search, resources = self.search, self.search.resources
+        chosen, _, values = search.point(record.config)
+        path = Path(search.data).expanduser()
+        return Task(
+            directory=str(self.directory.path),
+            key=record.key,
+            method=chosen.name,
+            config=values,
+            seeds=tuple(search.seed + position for position in range(search.seeds)),
+            # A path is made absolute: the processes of a trial have other working directories.
+            data=str(path.resolve()) if path.exists() else search.data,
+            data_limit=search.data_limit,
+            model=search.model_name(),
+            paired=search.paired,
+            insecure_seed=search.insecure_seed,
+            reports=search.reports,
+            micro_batch=search.micro_batch,
+            threads=resources.cpus_per_trial,
+            device="cuda" if resources.gpus_per_trial else "cpu",
+        )
+
+    def _prepare_pairing(self) -> None:
+        if not self.search.paired:
+            return
+        path = self.directory.secrets / "pairing.key"
+        if path.exists():
+            return
+        if self._unfinished:
+            raise RaydpError(
+                f"{path} is gone, so the unfinished trials {self._unfinished} cannot go on with their noise."
+            )
+        NoiseKey.generate().save(path)
+
+    def _ledgers(self, key: str) -> list[Ledger]:
+        files = [path / "ledger.jsonl" for _, path in self.directory.runs(key)]
+        return [Ledger.read(file) for file in files if file.exists()]
+
+    def _spent(self, key: str) -> list[Mechanism]:
+        return [mechanism for ledger in self._ledgers(key) for mechanism in ledger.mechanisms]
+
+    def _epsilon(self, key: str) -> dict[str, Interval]:
+        """Bounds of the trial's costliest run: the plan's certificate if a run was finished, else from the ledgers."""
+        plan = self._records[key].plan
+        ledgers = [ledger for ledger in self._ledgers(key) if ledger.mechanisms]
+        if plan is None or not ledgers:
+            return {}
+        if any(all(ledger.steps(phase.name) == phase.steps for phase in plan.phases) for ledger in ledgers):
+            return dict(plan.certificate)
+        found = [ledger.epsilon(plan.accountant) for ledger in ledgers]
+        return {plan.accountant: max(found, key=lambda interval: interval.upper)}
+
+    def _measured_on(self) -> str:
+        from raydp import data
+
+        dataset = data.load(self.search.data, limit=self.search.data_limit)
+        return f"{dataset.name} ({dataset.holdout_visibility}, {len(dataset.holdout)} examples)"
+
+    def _show_total(self) -> None:
+        states = [record.state for record in self._records.values()]
+        seconds = (self._clock() - self._begun) / self._finished_here
+        self._display.total(
+            done=states.count("complete"),
+            failed=sum(states.count(state) for state in ("failed", "diverged", "stopped")),
+            infeasible=states.count("infeasible"),
+            best=self._best(),
+            epsilon_search=epsilon_spent_quick(
+                self._mechanisms, delta=self.search.budget.delta, adjacency=self.search.budget.adjacency
+            ),
+            eta=seconds * self.left,
+        )
+
+    def _best(self) -> TrialRecord | None:
+        metric, sign = self.search.metrics[0], 1 if self.search.modes[0] == "max" else -1
+        scored = [(r.mean(metric), r) for r in self._records.values() if r.state == "complete"]
+        known = [(sign * value, record) for value, record in scored if value is not None]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def task_to_json(task: Task) -> str:
+    """The task as Tune's config carries it."""
+    return json.dumps(asdict(task))

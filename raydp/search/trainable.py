@@ -1,0 +1,145 @@
+"""A trial inside a Ray process: its runs one after the other, a report at a time.
+
+A class trainable, so that Tune hands the same process to the next trial: torch is imported and the data decoded once.
+The trial keeps its own state on disk (:mod:`raydp.training.run`), so Tune's checkpoints are not used; a trial that is
+started again goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from raydp.errors import Diverged, RaydpError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Everything that a process needs to run a trial; it travels through Ray, so it holds no secret.
+
+    Attributes:
+        directory: the run directory of the search; it must be the same path on every node.
+        key: of the trial; config.json and plan.json of its directory hold the rest.
+        method, config: the method and its hyperparameters.
+        seeds: initial seeds, one run each.
+    """
+
+    directory: str
+    key: str
+    method: str
+    config: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    data: str
+    data_limit: int | None
+    model: str
+    paired: bool
+    insecure_seed: int | None
+    reports: int
+    micro_batch: int
+    threads: int
+    device: str
+
+
+def outcomes(task: Task) -> Iterator[dict[str, Any]]:
+    """Run the trial, yielding what becomes visible: progress, and at the end ``state``, ``reason`` and ``metrics``.
+
+    Each item has ``done``; a progress item has ``seed`` (position), ``fraction`` of the whole trial, ``step`` and
+    ``metrics``. The last has ``metrics`` as name -> one value a finished seed.
+    """
+    from raydp.privacy.noise import NoiseKey
+    from raydp.search.run_directory import RunDirectory
+    from raydp.training.run import RunSpec, execute
+
+    directory = RunDirectory.open(task.directory)
+    plan = directory.plan(task.key)
+    if plan is None:
+        raise RaydpError(f"trial {task.key} in {directory.path} has no plan, and only a plan trains.")
+    results: dict[str, list[float]] = {}
+    state, reason = "complete", None
+    begun = time.monotonic()
+    for position, seed in enumerate(task.seeds):
+        spec = RunSpec(
+            directory=directory.run_path(task.key, position),
+            key_file=directory.secrets / f"{task.key}-{position}.key",
+            method=task.method,
+            config=task.config,
+            plan=plan,
+            data=task.data,
+            data_limit=task.data_limit,
+            model=task.model,
+            seed=seed,
+            pairing_file=directory.secrets / "pairing.key" if task.paired else None,
+            insecure_seed=task.insecure_seed,
+            reports=task.reports,
+            micro_batch=task.micro_batch,
+            device=task.device,
+        )
+        try:
+            for report in execute(spec):
+                yield {
+                    "done": False,
+                    "seed": position,
+                    "fraction": (position + report.step / report.steps) / len(task.seeds),
+                    "step": report.step,
+                    "metrics": {**report.metrics, **report.diagnostics},
+                }
+        except Diverged as error:
+            state, reason = "diverged", str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a trial dies of, the search goes on and says so
+            state, reason = "failed", f"{type(error).__name__}: {error}"
+            _keep_traceback(spec.directory)
+        if state != "complete":
+            NoiseKey.destroy(spec.key_file)  # the run is over, so its steps will not be replayed
+            break
+        for name, value in report.metrics.items():
+            results.setdefault(name, []).append(value)
+    yield {
+        "done": True,
+        "state": state,
+        "reason": reason,
+        "metrics": results,
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def _keep_traceback(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+
+
+class TrialProcess(tune.Trainable):
+    """Tune's view of :func:`outcomes`: one step, one item, as JSON so that Tune has nothing to interpret."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial in the same process."""
+        import torch
+
+        task = Task(**json.loads(new_config["task"]))
+        torch.set_num_threads(task.threads)
+        self._items = outcomes(task)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        item = next(self._items)
+        return {"item": json.dumps(item), "done": item["done"]}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        """Nothing to add: the run's own checkpoints are on disk already."""
+        return {}
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        """Nothing to load: :func:`raydp.training.run.execute` goes on from the run's own checkpoint."""
+
+    def cleanup(self) -> None:
+        """Let the run commit its ledger and release its locks."""
+        self._items.close()  # type: ignore[attr-defined]
