@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -184,13 +186,15 @@ def ui(
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database.resolve()}"]
     command += ["--artifacts-destination", str((directory / "mlartifacts").resolve())]
-    server = subprocess.Popen(command)
+    # In a process group of its own: Ctrl-C reaches only us, and we end the server and its workers without tracebacks.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    server = subprocess.Popen(command, start_new_session=True)
     try:
         code = server.wait()
     except KeyboardInterrupt:
-        server.terminate()
-        server.wait()
         code = 0
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
     raise typer.Exit(code)
 
 

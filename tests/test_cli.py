@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -252,20 +255,25 @@ def test_datasets(call):
     assert all(name in call("datasets")[1] for name in found)
 
 
-def test_ui_serves_the_run_directory_and_refuses_a_taken_port(call, monkeypatch, tmp_path):
+def test_ui_serves_the_run_directory_until_ctrl_c_and_refuses_a_taken_port(call, monkeypatch, tmp_path):
     (tmp_path / "mlflow.db").touch()
-    started = []
+    started, killed = [], []
 
     class Server:
-        def __init__(self, command):
+        pid = 4242
+
+        def __init__(self, command, start_new_session):
+            assert start_new_session
             started.append(command)
 
         def wait(self):
-            return 0
+            if not killed:
+                raise KeyboardInterrupt
+            return -signal.SIGTERM
 
     monkeypatch.setattr(subprocess, "Popen", Server)
-    import socket
-
+    monkeypatch.setattr(os, "killpg", lambda *arguments: killed.append(arguments))
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -273,6 +281,7 @@ def test_ui_serves_the_run_directory_and_refuses_a_taken_port(call, monkeypatch,
     assert code == 0 and f"http://127.0.0.1:{port}" in out
     assert started[0][:4] == [sys.executable, "-m", "mlflow", "server"]
     assert f"sqlite:///{tmp_path / 'mlflow.db'}" in started[0]
+    assert killed == [(4242, signal.SIGTERM)]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

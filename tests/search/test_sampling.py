@@ -80,11 +80,11 @@ def study_of(sampling: Sampling) -> optuna.Study:
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "gp"])
 def test_proposals_are_numbered_in_order_and_reproducible(sampler):
-    first, second = run(make(sampler), 16), run(make(sampler), 16)
-    assert [proposal.number for proposal in first] == list(range(16))
+    first, second = run(make(sampler), 14), run(make(sampler), 14)
+    assert [proposal.number for proposal in first] == list(range(14))
     assert first == second
     assert all(proposal.config["seed"] == 7 for proposal in first)
-    assert first != run(Sampling(space=CONTINUOUS, sampler=sampler, seed=4, directions=["max"]), 16)
+    assert first[:2] != run(Sampling(space=CONTINUOUS, sampler=sampler, seed=4, directions=["max"]), 2)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
