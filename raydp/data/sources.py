@@ -163,7 +163,9 @@ def _load_files(
             )
         held_images, held_labels, held_names = images[held], labels[held], None
         images, labels = images[~held], labels[~held]
-    num_classes = max(len(names or held_names or ()), int(labels.max()) + 1, int(held_labels.max()) + 1)
+    names = names or held_names
+    # Labels beyond the named classes are refused below, by the types.
+    num_classes = len(names) if names else 1 + max(int(labels.max()), int(held_labels.max()))
     images, labels = _limited(name, images, labels, limit)
     summary = f"{len(images):,} private and {len(held_images):,} held-out images of {name}, {num_classes} classes"
     return Dataset(

@@ -93,26 +93,32 @@ class NoiseKey:
 
         Raises:
             InvalidValue: the file exists. A key is never overwritten: its steps could not be replayed any more.
+            RaydpError: the disk is full or the directory is not writable; no file is left behind.
         """
         path = Path(path)
         kind = "insecure" if self.is_insecure else "secret"
         scratch = _scratch(path)
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)  # the file may be left from a crash, with other rights
-            with os.fdopen(descriptor, "wb", closefd=False) as file:
-                file.write(f"{_HEADER}{kind}\n{self.__secret.hex()}\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        try:
+            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.fchmod(descriptor, 0o600)  # the file may be left from a crash, with other rights
+                with os.fdopen(descriptor, "wb", closefd=False) as file:
+                    file.write(f"{_HEADER}{kind}\n{self.__secret.hex()}\n".encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
             os.link(scratch, path)  # unlike a rename, a link never replaces a file that is there
         except FileExistsError:
             raise InvalidValue(
                 "path", str(path), "must not exist yet", "Load this key, or destroy it if its run is over."
             ) from None
+        except OSError as error:
+            raise RaydpError(
+                f"The key file {path} cannot be written: {error.strerror}. Nothing has run with this key yet. "
+                "Free space, or make its directory exist and writable, and start again."
+            ) from error
         finally:
-            os.unlink(scratch)
+            scratch.unlink(missing_ok=True)
         _fsync_directory(path)
 
     @classmethod

@@ -1,4 +1,5 @@
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,16 @@ def row_hashes(data):
     return [hashlib.blake2b(image.numpy().tobytes()).digest() for image in data.images]
 
 
-def write(path, count, *, seed=0, side=4, classes=3):
+def write(path, count, *, seed=0, side=4, classes=3, names=None):
     path.parent.mkdir(exist_ok=True)
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (count, side * side)).tolist()
     labels = (np.arange(count) % classes).tolist()
-    pq.write_table(pa.table({"image": pa.array(pixels, pa.list_(pa.uint8())), "label": labels}), path)
+    table = pa.table({"image": pa.array(pixels, pa.list_(pa.uint8())), "label": labels})
+    if names:
+        info = {"info": {"features": {"label": {"names": names}}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, path)
     return path
 
 
@@ -149,6 +154,18 @@ class TestPaths:
         write(tmp_path / "d" / "train.parquet", 30)
         write(tmp_path / "d" / "test.parquet", 30, side=5)
         with pytest.raises(InvalidValue, match=r"\(1, 5, 5\).*\(1, 4, 4\) of train\.parquet"):
+            load(str(tmp_path / "d"))
+
+    def test_the_number_of_classes_is_the_one_that_a_file_names(self, tmp_path):
+        write(tmp_path / "d" / "train.parquet", 30, names=["a", "b", "c", "d"])
+        write(tmp_path / "d" / "test.parquet", 30, classes=2)
+        data = load(str(tmp_path / "d"))
+        assert data.private.num_classes == data.holdout.num_classes == 4
+        write(tmp_path / "d" / "test.parquet", 30, classes=5)
+        with pytest.raises(InvalidValue, match=r"hold-out\.labels = 4: must lie in \[0, 4\)"):
+            load(str(tmp_path / "d"))
+        write(tmp_path / "d" / "test.parquet", 30, names=["a", "b", "x"])
+        with pytest.raises(InvalidValue, match=r"must name the classes of train\.parquet"):
             load(str(tmp_path / "d"))
 
     def test_a_rewritten_file_is_read_again(self, tmp_path):

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raydp.errors import CorruptFile, Diverged, InvalidValue, LedgerRefusal, RaydpError
-from raydp.privacy import accountants
 from raydp.privacy import ledger as ledger_module
 from raydp.privacy.budget import Budget
 from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
@@ -344,6 +343,8 @@ class TestMechanisms:
 
     @pytest.mark.parametrize("accountant", ["pld", "rdp"])
     def test_epsilon_is_the_accountants_of_what_ran(self, accountant):
+        from raydp.privacy import accountants  # slow to import, and the programs below import this file
+
         plan = make_plan()
         ledger = make_ledger(plan, entry(steps=2), entry(first_step=2, steps=3), entry("sparse", steps=7))
         expected = accountants.epsilon(plan.mechanisms, delta=1e-5, adjacency="add_remove", accountant=accountant)

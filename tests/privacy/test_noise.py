@@ -1,4 +1,5 @@
 import copy
+import errno
 import json
 import os
 import pickle
@@ -144,6 +145,19 @@ def test_save_and_load(tmp_path):
         NoiseKey.generate().save(path)
     assert NoiseKey.load(path).generator("a").random() == loaded.generator("a").random()
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+
+
+def test_a_full_disk_leaves_no_part_of_the_secret_behind(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(RaydpError, match=r"No space left on device.*Free space"):
+            NoiseKey(SECRET).save(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RaydpError, match="directory exist"):
+        NoiseKey(SECRET).save(tmp_path / "absent" / "key")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
