@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE = "trials.parquet"
+INSECURE = "INSECURE: all noise came from a known seed (insecure_seed), so nothing here is private."
 _ROWS_SHOWN = 10
 
 
@@ -177,6 +178,11 @@ class Result:
         return str(self.search.get("accountant", "pld"))
 
     @property
+    def insecure(self) -> bool:
+        """Whether the search debugged with noise from a known seed: whatever the epsilons say, nothing is private."""
+        return self.search.get("insecure_seed") is not None
+
+    @property
     def objectives(self) -> tuple[tuple[str, str], ...]:
         """(metric, ``max`` or ``min``) of each objective."""
         metrics, modes = _listed(self.search.get("metric", "accuracy")), _listed(self.search.get("mode", "max"))
@@ -252,6 +258,7 @@ class Result:
             "directory": str(self.directory),
             "search": dict(self.search),
             "budget": self.budget.to_json(),
+            "insecure": self.insecure,
             "best": best.key if best else None,
             "pareto": [record.key for record in self.pareto],
             "epsilon_trial": trial.to_json() if trial else None,
@@ -276,7 +283,7 @@ class Result:
         for trial in [*ranked, *(t for t in self.trials if t not in ranked)][:_ROWS_SHOWN]:
             cells = [trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial)]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        lines = [*self._headline()[:1], *self._epsilon_lines()]
+        lines = [self._headline()[0], *([INSECURE] if self.insecure else []), *self._epsilon_lines()]
         text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{text}"
 
@@ -308,7 +315,7 @@ class Result:
             lines.append(f"{word}: {trial.key}  {scores}  (measured on: {trial.measured_on})  {_config(trial)}")
         if not chosen:
             lines.append("best: none, for no trial is complete")
-        return lines
+        return [*lines, INSECURE] if self.insecure else lines
 
     def _epsilon_lines(self) -> tuple[str, str]:
         budget, trial = self.budget, self.epsilon_trial

@@ -64,7 +64,7 @@ _SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databric
 _STATE_FILE = "tracking.json"
 _PARAM_LIMIT, _TAG_LIMIT, _NAME_LIMIT = 250, 4000, 120
 _RETRY_SECONDS = (5.0, 300.0)  # first and longest pause after a failure
-_PAUSE = 0.2  # between rounds, so that metrics of several steps travel together
+_PAUSE = 1.0  # between rounds, so that metrics of several steps travel together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Tracker:
         self._pending: dict[str, TrialRecord | None] = {}  # None: only new steps
         self._points: _Points = {}
         self._latest: dict[str, TrialRecord] = {}
-        self._busy = self._closing = self._outage = False
+        self._busy = self._closing = self._flushing = self._outage = False
         self._retry_at, self._delay = 0.0, _RETRY_SECONDS[0]
         self.degraded: str | None = None  # why the tracker cannot be reached, while it cannot
         # The thread's own:
@@ -196,12 +196,14 @@ class Tracker:
         deadline = time.monotonic() + timeout
         with self._condition:
             self._retry_at, self.degraded = 0.0, None  # ask the server once more now, whatever happened before
+            self._flushing = True
             self._condition.notify_all()
             while self._thread.is_alive() and (self._work_left() or self._busy) and self.degraded is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    return False
+                    break
                 self._condition.wait(min(left, 0.5))
+            self._flushing = False
             return not self._work_left() and not self._busy
 
     def close(self, timeout: float = 30.0) -> None:
@@ -249,7 +251,9 @@ class Tracker:
                     if self._outage:
                         _log.warning("MLflow at %s answers again.", _redacted(self.uri))
                     self._outage, self.degraded, self._delay = False, None, _RETRY_SECONDS[0]
-                time.sleep(_PAUSE if self._searching else 0.0)
+                    self._busy = False
+                    self._condition.notify_all()
+                    self._condition.wait_for(lambda: self._closing or self._flushing, timeout=_PAUSE)
 
     def _put_back(self, error: BaseException, pending: dict[str, TrialRecord | None], points: _Points) -> None:
         """After a failed round: keep what was not written, and leave the tracker alone for a while."""
@@ -386,6 +390,8 @@ class Tracker:
             "raydp.attempts": str(record.attempts),
             "raydp.measured_on": record.measured_on,
         }
+        if self._definition.get("insecure_seed") is not None:
+            tags["raydp.insecure"] = "noise from a known seed: nothing is private"
         return _Content(
             name=_label(record.key, varying),
             status=status,
@@ -513,7 +519,19 @@ class _Server:
             self._client.log_batch(self.runs[key], metrics=batch)
 
 
-_PARENT_PARAMS = ("method", "data", "model", "metric", "mode", "sampler", "trials", "seeds", "accountant", "seed")
+_PARENT_PARAMS = (
+    "method",
+    "data",
+    "model",
+    "metric",
+    "mode",
+    "sampler",
+    "trials",
+    "seeds",
+    "accountant",
+    "seed",
+    "insecure_seed",
+)
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED")
 
 

@@ -20,7 +20,7 @@ from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.records import TrialRecord, fold
-from raydp.search.results import ExecutedRun, executed_runs, merged
+from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
 from raydp.search.run_directory import RunDirectory
 
 #: Relative slack above the budget: floating point, not privacy.
@@ -51,7 +51,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
                          "executed": [{"name", "noise_multiplier", "sample_rate", "steps", "clip_norm"}],
                          "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
              "search": {"epsilon": {accountant: interval}, "runs": int},
-             "problems": [str]}                 # what concerns no single run
+             "problems": [str]}                 # what concerns no single run: a damaged journal, insecure noise
 
         with interval = ``{"lower", "estimate", "upper", "accountant", "fallback"}``. A run is not ok if
 
@@ -73,7 +73,9 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     accountant = _validate.one_of("accountant", opened.definition.get("accountant", "pld"), accountants.ACCOUNTANTS)
     processes = _validate.integer("processes", processes, low=1)
     problems: list[str] = []
-    records, digests = _journal(opened, problems)
+    if opened.definition.get("insecure_seed") is not None:
+        problems.append(INSECURE)
+    records, digests, readable = _journal(opened, problems)
     runs = executed_runs(opened)
     plans, plan_problems = _plans(opened, digests, {run.key for run in runs}, budget)
 
@@ -88,7 +90,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         record, plan = records.get(run.key), plans.get(run.key)
         epsilon = intervals[spent[run.path]] if run.path in spent else {}
         found = [
-            _known(record, run.key in digests, bool(problems)),
+            _known(record, run.key in digests) if readable else None,
             run.problem,
             plan_problems.get(run.key) or (None if plan else "there is no plan.json: nothing allowed this run"),
             _fits(run, plan),
@@ -113,8 +115,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     }
 
 
-def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, TrialRecord], dict[str, str]]:
-    """Records and plan digests by trial; both empty without a readable journal: the ledgers can still be checked."""
+def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, TrialRecord], dict[str, str], bool]:
+    """Records and plan digests by trial, and whether the journal is readable: the ledgers can be checked without it."""
     digests: dict[str, str] = {}
 
     def note(key: str, digest: str) -> Plan | None:
@@ -122,10 +124,10 @@ def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, Trial
         return None
 
     try:
-        return fold(opened.events(), note), digests
+        return fold(opened.events(), note), digests, True
     except CorruptFile as error:
         problems.append(str(error))
-        return {}, {}
+        return {}, {}, False
 
 
 def _plans(
@@ -150,10 +152,8 @@ def _plans(
     return plans, problems
 
 
-def _known(record: TrialRecord | None, has_plan: bool, journal_is_damaged: bool) -> str | None:
+def _known(record: TrialRecord | None, has_plan: bool) -> str | None:
     """Whether the journal says that this run was to be."""
-    if journal_is_damaged:
-        return None
     if record is None:
         return "the journal does not know this trial"
     if record.state == "infeasible":

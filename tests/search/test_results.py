@@ -226,3 +226,11 @@ def test_notebook_table_is_escaped(directory):
     assert "&lt;script&gt;" in text and "<script>" not in text
     assert "epsilon of the trial" in text and "epsilon of the whole search" in text
     assert "1 complete" in repr(Result.load(directory.path))
+
+
+def test_insecure_noise_is_shown_wherever_the_result_is(tmp_path):
+    result = Result(directory=tmp_path, search={**DEFINITION, "insecure_seed": 0}, trials=())
+    for text in (result.summary(), result._repr_html_()):
+        assert "nothing here is private" in text
+    assert result.to_json()["insecure"] is True
+    assert "INSECURE" not in Result(directory=tmp_path, search=DEFINITION, trials=()).summary()

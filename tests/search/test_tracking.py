@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -256,6 +257,39 @@ def test_a_server_that_is_down_costs_no_time_and_is_caught_up_with(directory, ca
     assert len(history(client, runs["t0000"][0], "seed-1/loss")) == 5
 
 
+@pytest.mark.slow
+def test_a_real_server_that_comes_up_late(directory, tmp_path):
+    """The search begins before the server; what it missed arrives by itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    a_small_search(directory)
+    tracker = Tracker(uri=f"http://127.0.0.1:{port}", directory=directory, experiment="mine")
+    tracker.start_search(DEFINITION, ["lr"])
+    assert not tracker.synchronise(20)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--backend-store-uri", f"sqlite:///{directory.path / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(tmp_path / "served")]
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not tracker.flush(20):
+            assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+            time.sleep(1)
+        tracker.finish_search({"epsilon_search": 2.0}, "complete")
+        tracker.close()
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+    client = client_of(directory)
+    runs = runs_of(client)
+    assert {key: len(found) for key, found in runs.items()} == dict.fromkeys(runs, 1) and len(runs) == 6
+    assert runs[SEARCH][0].info.status == "FINISHED" and runs["t0003"][0].info.status == "KILLED"
+    assert len(history(client, runs["t0000"][0], "seed-1/loss")) == 5
+    assert len(list((tmp_path / "served").rglob("ledger.jsonl"))) == 4
+
+
 def test_an_outage_in_the_middle(directory, monkeypatch, caplog):
     """Every third request fails after it was carried out: the worst kind, for a repeat would write it twice."""
     from mlflow import MlflowClient
@@ -326,7 +360,7 @@ def test_secrets_and_checkpoints_stay_here(directory):
 def test_long_and_odd_values(directory):
     key = propose(directory, 0, lr=0.1, text="x" * 300, flag=False, count=7, **{"a.b": 7.0})
     tracker = Tracker(uri=None, directory=directory, experiment="mine")
-    tracker.start_search(DEFINITION, ["lr", "text", "flag", "count", "a.b"])
+    tracker.start_search({**DEFINITION, "insecure_seed": 0}, ["lr", "text", "flag", "count", "a.b"])
     finished = TrialRecord(
         key=key,
         number=0,
@@ -339,6 +373,7 @@ def test_long_and_odd_values(directory):
     assert tracker.flush()
     tracker.close()
     run = runs_of(client_of(directory))[key][0]
+    assert "nothing is private" in run.data.tags["raydp.insecure"]
     assert run.data.params.pop("text").startswith("sha256:")
     assert run.data.params == {"lr": "0.1", "flag": "false", "count": "7", "a.b": "7.0", "method": "dp_sgd"}
     assert all(len(value) <= 250 for value in run.data.params.values()) and len(run.info.run_name) <= 120

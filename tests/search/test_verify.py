@@ -187,3 +187,10 @@ def test_an_empty_search_and_no_search(directory, tmp_path):
     assert report["ok"] and report["trials"] == [] and report["search"]["epsilon"]["pld"]["upper"] == 0
     with pytest.raises(InvalidValue):
         verify(tmp_path)
+
+
+def test_insecure_noise_never_verifies(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", {**DEFINITION, "insecure_seed": 0})
+    add(directory, 0, good_plan())
+    report = verify(directory.path)
+    assert not report["ok"] and "known seed" in report["problems"][0] and all(entry["ok"] for entry in report["trials"])
