@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import warnings
@@ -42,8 +41,21 @@ from optuna.trial import BaseTrial, FrozenTrial
 
 from raydp import _validate
 from raydp.errors import InvalidValue, UnknownName
+from raydp.search.dimensions import (
+    Scalar,
+    candidates,
+    choice_at,
+    choices_of,
+    contains,
+    describe,
+    from_domain,
+    is_numeric,
+    middle,
+    require_contained,
+    scalar,
+    suggest,
+)
 
-Scalar = str | int | float | bool
 Config = dict[str, Scalar]
 DefineByRun = Callable[[optuna.Trial], Mapping[str, Scalar] | None]
 
@@ -148,7 +160,7 @@ class Space:
                 contradicts its own suggestion.
         """
         if self.function is None:
-            suggested = {name: _suggest(trial, name, self.distributions[name]) for name in sorted(self.distributions)}
+            suggested = {name: suggest(trial, name, self.distributions[name]) for name in sorted(self.distributions)}
             return dict(sorted({**suggested, **self.constants}.items()))
         return _call(self.function, trial)
 
@@ -171,7 +183,7 @@ class Space:
             raise _foreign(config, f"{', '.join(changed)} would differ")
         for name, distribution in trial.distributions.items():
             if not contains(distribution, config[name]):
-                raise _foreign(config, f"{name} = {config[name]!r} lies outside {_describe(distribution)}")
+                raise _foreign(config, f"{name} = {config[name]!r} lies outside {describe(distribution)}")
         return {name: config[name] for name in trial.params}, dict(trial.distributions)
 
     def check_config(self, config: Mapping[str, Any], *, field: str = "config") -> None:
@@ -186,7 +198,7 @@ class Space:
             if name not in self.names:
                 raise UnknownName(field, name, self.names)
             if name in self.distributions and name not in self.dynamic:
-                _require_contained(f"{field}[{name!r}]", value, self.distributions[name])
+                require_contained(f"{field}[{name!r}]", value, self.distributions[name])
         study = scratch_study(optuna.samplers.RandomSampler(seed=0))
         with quiet():
             study.enqueue_trial(dict(config))
@@ -194,7 +206,7 @@ class Space:
             proposed = self.suggest(trial)
         for name, value in config.items():
             if name in trial.distributions:
-                _require_contained(f"{field}[{name!r}]", value, trial.distributions[name])
+                require_contained(f"{field}[{name!r}]", value, trial.distributions[name])
             if name not in proposed or proposed[name] != value:
                 held = repr(proposed[name]) if name in proposed else "no value with these other values"
                 raise InvalidValue(
@@ -206,7 +218,7 @@ class Space:
 
     def centre(self) -> Config:
         """The middle of every dimension: geometric for logarithmic ones, the middle choice for categorical ones."""
-        return self._at(lambda name, distribution: _middle(distribution))
+        return self._at(lambda name, distribution: middle(distribution))
 
     def corners(self) -> list[Config]:
         """Configs at the ends of the numeric dimensions, without repeats.
@@ -216,7 +228,7 @@ class Space:
         dimensions cycle through their choices from corner to corner. A define-by-run function is asked the same way
         (each suggestion answered with an end of the range that it asks for), so that dependent bounds are kept.
         """
-        numeric = [name for name in sorted(self.distributions) if _is_numeric(self.distributions[name])]
+        numeric = [name for name in sorted(self.distributions) if is_numeric(self.distributions[name])]
         column = {name: _DESIGN[i % len(_DESIGN)] for i, name in enumerate(numeric)}
         choices = [len(d.choices) for d in self.distributions.values() if isinstance(d, CategoricalDistribution)]
         rows = min(_MAX_CORNERS, max([2 ** min(len(numeric), 4), *choices]))
@@ -225,7 +237,7 @@ class Space:
 
             def end(name: str, distribution: BaseDistribution, row: int = row) -> Scalar:
                 if isinstance(distribution, CategoricalDistribution):
-                    return _choice(distribution, row)
+                    return choice_at(distribution, row)
                 assert isinstance(distribution, FloatDistribution | IntDistribution)
                 high = (row & column.get(name, 1)).bit_count() % 2
                 return distribution.high if high else distribution.low
@@ -252,16 +264,16 @@ class Space:
             raise InvalidValue(
                 "sampler", "grid", "needs a dictionary space: a function has no grid", "Use sampler='random' or 'tpe'."
             )
-        candidates = {name: _candidates(name, self.distributions[name]) for name in sorted(self.distributions)}
-        size = math.prod(len(values) for values in candidates.values())
+        found = {name: candidates(name, self.distributions[name]) for name in sorted(self.distributions)}
+        size = math.prod(len(values) for values in found.values())
         if size > _MAX_GRID:
             raise InvalidValue(
                 "space",
-                {name: len(values) for name, values in candidates.items()},
+                {name: len(values) for name, values in found.items()},
                 f"has {size} grid points, more than {_MAX_GRID}",
                 "Write fewer values with tune.grid_search([...]).",
             )
-        return candidates
+        return found
 
     def grid_size(self) -> int:
         """The number of points of :meth:`grid`."""
@@ -325,22 +337,6 @@ def canonical(config: Mapping[str, Any]) -> str:
     return json.dumps(dict(config), sort_keys=True)
 
 
-def contains(distribution: BaseDistribution, value: object) -> bool:
-    """Whether a distribution can propose ``value``, type included (a bool is no number, a float no integer)."""
-    if isinstance(distribution, CategoricalDistribution):
-        return any(type(choice) is type(value) and choice == value for choice in distribution.choices)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return False
-    if isinstance(distribution, IntDistribution):
-        inside = distribution.low <= value <= distribution.high
-        return isinstance(value, int) and inside and (value - distribution.low) % distribution.step == 0
-    assert isinstance(distribution, FloatDistribution)
-    if not distribution.low <= value <= distribution.high:
-        return False
-    steps = 0.0 if distribution.step is None else (value - distribution.low) / distribution.step
-    return abs(steps - round(steps)) < 1e-8
-
-
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep Optuna's own log lines and advice (on studies that nobody sees) off the terminal."""
@@ -395,100 +391,20 @@ def _from_mapping(definition: Mapping[str, Any]) -> Space:
                     "must not be a nested dictionary",
                     "Write one flat dictionary, or tune.grid_search([...]) for a grid.",
                 )
-            distributions[name] = CategoricalDistribution(_choices(name, value["grid_search"]))
+            distributions[name] = CategoricalDistribution(choices_of(name, value["grid_search"]))
             grids.add(name)
         elif isinstance(value, str | int | float):
-            constants[name] = _scalar(f"space[{name!r}]", value)
+            constants[name] = scalar(f"space[{name!r}]", value)
         else:
-            distributions[name] = _distribution(name, value)
+            distributions[name] = from_domain(name, value)
     return Space(distributions=distributions, constants=constants, grids=frozenset(grids))
-
-
-def _distribution(name: str, domain: object) -> BaseDistribution:
-    """A Tune domain as an Optuna distribution, by the rules of Tune's own OptunaSearch where they lose nothing."""
-    # Imported here: a define-by-run space needs no Ray, and importing Tune takes seconds.
-    from ray.tune.search import sample
-    from ray.tune.search.optuna import OptunaSearch
-
-    where = f"space[{name!r}]"
-    if isinstance(domain, sample.Categorical):
-        if not isinstance(domain.get_sampler(), sample.Uniform):
-            raise InvalidValue(where, domain, "must choose uniformly", "Write tune.choice([...]).")
-        return CategoricalDistribution(_choices(name, domain.categories))
-    if not isinstance(domain, sample.Float | sample.Integer):
-        raise InvalidValue(
-            where,
-            domain,
-            "is not a domain that raydp can sample",
-            "Use tune.uniform, loguniform, quniform, randint, lograndint, qrandint, choice or grid_search, a constant "
-            "str, int, float or bool, or a define-by-run function for dependent values.",
-        )
-    sampler = domain.get_sampler()
-    inner = sampler.sampler if isinstance(sampler, sample.Quantized) else sampler
-    if not isinstance(inner, sample.Uniform | sample.LogUniform):
-        raise InvalidValue(
-            where,
-            str(inner),
-            "is a sampler without bounds or one that Optuna lacks",
-            "Use tune.uniform(low, high) or tune.loguniform(low, high).",
-        )
-    whole = isinstance(domain, sample.Integer)  # a step of 1 is no step for integers
-    if (
-        isinstance(sampler, sample.Quantized)
-        and isinstance(inner, sample.LogUniform)
-        and not (whole and sampler.q == 1)
-    ):
-        raise InvalidValue(
-            where,
-            sampler.q,
-            "Optuna has no quantised logarithmic range (Tune would drop the step)",
-            "Use tune.loguniform, or tune.choice with the values that you want.",
-        )
-    for bound in (domain.lower, domain.upper):
-        _validate.real(f"{where} bound", bound)
-    try:
-        return OptunaSearch.convert_search_space({name: domain})[name]
-    except ValueError as error:
-        raise InvalidValue(
-            where,
-            f"{type(domain).__name__}({domain.lower}, {domain.upper})",
-            f"is not a range: {error}",
-            "Write the lower bound first; the upper bound of tune.randint and tune.lograndint is exclusive.",
-        ) from error
-
-
-def _scalar(where: str, value: object) -> Scalar:
-    """``value`` as a plain str, int, float or bool (NumPy's scalars are unwrapped)."""
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, str | int | float):
-        raise InvalidValue(
-            where,
-            value,
-            "must be a str, int, float or bool",
-            "Give each choice a name or a number, and translate it inside the method.",
-        )
-    if isinstance(value, float):
-        return _validate.real(where, value)
-    return value
-
-
-def _choices(name: str, values: object) -> list[Scalar]:
-    where = f"space[{name!r}]"
-    if not isinstance(values, list | tuple) or not values:
-        raise InvalidValue(where, values, "must be a list of one or more choices", "Write tune.choice([...]).")
-    choices = [_scalar(where, value) for value in values]
-    for first, second in itertools.combinations(choices, 2):
-        if first == second:  # also True == 1: Optuna could not tell them apart
-            raise InvalidValue(where, choices, f"holds {first!r} and {second!r}, which are equal", "Name each once.")
-    return choices
 
 
 def _from_function(function: DefineByRun) -> Space:
     """Learn the names of a define-by-run function from seeded random calls, and from its centre."""
     seen: dict[str, list[BaseDistribution]] = {}
     returned: set[str] = set()
-    samplers = [optuna.samplers.RandomSampler(seed=0), _Chosen(lambda _, distribution: _middle(distribution))]
+    samplers = [optuna.samplers.RandomSampler(seed=0), _Chosen(lambda _, distribution: middle(distribution))]
     studies = [(scratch_study(samplers[0]), _PROBES), (scratch_study(samplers[1]), 1)]
     for study, calls in studies:
         for _ in range(calls):
@@ -504,7 +420,7 @@ def _from_function(function: DefineByRun) -> Space:
         if different and any(isinstance(other, CategoricalDistribution) for other in found):
             raise InvalidValue(
                 f"space[{name!r}]",
-                _describe(found[0]),
+                describe(found[0]),
                 "must offer the same choices in every trial (Optuna refuses choices that change)",
                 "Suggest an int or a float with changing bounds instead, or use another name for each set of choices.",
             )
@@ -533,7 +449,7 @@ def _call(function: DefineByRun, trial: BaseTrial) -> Config:
         _validate.name("space name", name)
         distribution = trial.distributions[name]
         if isinstance(distribution, CategoricalDistribution):
-            _choices(name, list(distribution.choices))
+            choices_of(name, list(distribution.choices))
         suggested[name] = float(value) if isinstance(distribution, FloatDistribution) else value
     if returned is not None and not isinstance(returned, Mapping):
         raise InvalidValue(
@@ -541,7 +457,7 @@ def _call(function: DefineByRun, trial: BaseTrial) -> Config:
         )
     for name, value in (returned or {}).items():
         _validate.name("space name", name)
-        value = _scalar(f"space[{name!r}]", value)
+        value = scalar(f"space[{name!r}]", value)
         if name in suggested and suggested[name] != value:
             raise InvalidValue(
                 f"space[{name!r}]",
@@ -551,79 +467,6 @@ def _call(function: DefineByRun, trial: BaseTrial) -> Config:
             )
         suggested.setdefault(name, value)
     return dict(sorted(suggested.items()))
-
-
-def _suggest(trial: BaseTrial, name: str, distribution: BaseDistribution) -> Scalar:
-    if isinstance(distribution, CategoricalDistribution):
-        choice = trial.suggest_categorical(name, distribution.choices)
-        assert choice is not None
-        return choice
-    if isinstance(distribution, IntDistribution):
-        return trial.suggest_int(
-            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
-        )
-    assert isinstance(distribution, FloatDistribution)
-    low, high = distribution.low, distribution.high
-    return float(trial.suggest_float(name, low, high, step=distribution.step, log=distribution.log))
-
-
-def _is_numeric(distribution: BaseDistribution) -> bool:
-    return not isinstance(distribution, CategoricalDistribution) and not distribution.single()
-
-
-def _middle(distribution: BaseDistribution) -> Scalar:
-    """The middle of a distribution, on its own scale (geometric if logarithmic) and its own grid of steps."""
-    if isinstance(distribution, CategoricalDistribution):
-        return _choice(distribution, len(distribution.choices) // 2)
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high, step = distribution.low, distribution.high, distribution.step
-    value = math.sqrt(low) * math.sqrt(high) if distribution.log else low + (high - low) / 2
-    if step is not None:
-        value = low + step * math.floor((value - low) / step)
-    value = min(max(value, low), high)
-    return int(value) if isinstance(distribution, IntDistribution) else float(value)
-
-
-def _choice(distribution: CategoricalDistribution, index: int) -> Scalar:
-    choice = distribution.choices[index % len(distribution.choices)]
-    assert choice is not None  # refused when the space was read
-    return choice
-
-
-def _candidates(name: str, distribution: BaseDistribution) -> list[Scalar]:
-    if isinstance(distribution, CategoricalDistribution):
-        return [choice for choice in distribution.choices if choice is not None]
-    if isinstance(distribution, IntDistribution):
-        return list(range(distribution.low, distribution.high + 1, distribution.step))
-    assert isinstance(distribution, FloatDistribution)
-    if distribution.single():
-        return [distribution.low]
-    if distribution.step is None:
-        raise InvalidValue(
-            f"space[{name!r}]",
-            _describe(distribution),
-            "is continuous and has no grid",
-            "Write tune.grid_search([...]), tune.choice([...]) or tune.quniform(low, high, step).",
-        )
-    count = round((distribution.high - distribution.low) / distribution.step)
-    values = (distribution.low + i * distribution.step for i in range(count + 1))
-    return [min(distribution.high, float(f"{value:.12g}")) for value in values]  # 0.3, not 0.30000000000000004
-
-
-def _describe(distribution: BaseDistribution) -> str:
-    if isinstance(distribution, CategoricalDistribution):
-        return f"one of {', '.join(map(repr, distribution.choices))}"
-    assert isinstance(distribution, FloatDistribution | IntDistribution)
-    kind = "integers" if isinstance(distribution, IntDistribution) else "numbers"
-    step = f" in steps of {distribution.step}" if distribution.step not in (None, 1) else ""
-    return f"{kind} in [{distribution.low:g}, {distribution.high:g}]{step}{' (log)' if distribution.log else ''}"
-
-
-def _require_contained(where: str, value: object, distribution: BaseDistribution) -> None:
-    if not contains(distribution, value):
-        raise InvalidValue(
-            where, value, f"must be {_describe(distribution)}", "Choose a value that the space can hold."
-        )
 
 
 def _foreign(config: Mapping[str, Any], why: str) -> InvalidValue:

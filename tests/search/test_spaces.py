@@ -16,7 +16,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ray import tune
 
 from raydp.errors import InvalidValue, UnknownName
-from raydp.search.spaces import Space, canonical, contains, quiet, scratch_study
+from raydp.search.dimensions import contains
+from raydp.search.spaces import Space, canonical, quiet, scratch_study
 
 DICTIONARY = {
     "learning_rate": tune.loguniform(1e-2, 10.0),
