@@ -38,8 +38,8 @@ def _refuse_namesake() -> None:
 _refuse_namesake()
 
 if TYPE_CHECKING:
-    from raydp.privacy import Budget as Budget
-    from raydp.privacy import Plan as Plan
+    from raydp.privacy.budget import Budget as Budget
+    from raydp.privacy.plan import Plan as Plan
     from raydp.search.definition import Resources as Resources
     from raydp.search.definition import Search as Search
     from raydp.search.results import Result as Result

@@ -118,7 +118,8 @@ class Method(ABC):
         for name in config:
             if name not in types:
                 raise UnknownName(f"hyperparameter of {self.name}", name, types)
-        return self.hyperparameters(**{name: coerce(name, value, types[name]) for name, value in config.items()})
+        values: dict[str, Any] = {name: coerce(name, value, types[name]) for name, value in config.items()}
+        return self.hyperparameters(**values)
 
     @abstractmethod
     def phases(self, hyperparameters: Any, *, population: int) -> tuple[PhaseSpec, ...]:

@@ -259,7 +259,7 @@ class _Proposals(Searcher):
         self._session = session
         self._keys: dict[str, str] = {}
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Any:
         task = self._session.next_task()
         if task is None:
             return Searcher.FINISHED

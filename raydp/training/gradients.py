@@ -26,7 +26,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
-def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[nn.Parameter, Tensor]:
+def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[Tensor, Tensor]:
     """Per-example gradients of an ungrouped Conv2d, faster than the general formula (which serves all else).
 
     Many channels at many positions: one batched product for each kernel offset on a shifted view, since unfolding
@@ -36,7 +36,7 @@ def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient
     if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
         return GradSampleModule.GRAD_SAMPLERS[nn.Conv2d](layer, activations, output_gradient)
     flat = output_gradient.flatten(2)
-    result: dict[nn.Parameter, Tensor] = {}
+    result: dict[Tensor, Tensor] = {}
     if layer.bias is not None and layer.bias.requires_grad:
         result[layer.bias] = flat.sum(dim=2)
     if not layer.weight.requires_grad:
@@ -135,10 +135,11 @@ class PerExampleGradients:
                     "Use the out-of-place form after it, such as nn.ReLU(inplace=False).",
                 )
         output_gradients = torch.autograd.grad(loss, [call[3] for call in calls])
-        gradients: dict[nn.Parameter, Tensor] = {}
+        gradients: dict[Tensor, Tensor] = {}
         with torch.no_grad():
             for (_, module, activation, _, _), output_gradient in zip(calls, output_gradients, strict=True):
                 formula = self._formulas[type(module)]
+                assert formula is not None  # else the engine would be vmap
                 for parameter, gradient in formula(module, [activation], output_gradient).items():
                     gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
         return [gradients.get(p, p.new_zeros((len(images), *p.shape))) for p in self.parameters]
