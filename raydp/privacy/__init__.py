@@ -1,0 +1,25 @@
+"""Budgets, mechanisms, accountants, calibration and plans. Imports neither models, Ray nor MLflow."""
+
+from raydp.privacy.accountants import ACCOUNTANTS, Accountant, epsilon
+from raydp.privacy.budget import ADJACENCIES, Adjacency, Budget
+from raydp.privacy.cache import PlanCache
+from raydp.privacy.calibration import calibrate
+from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
+from raydp.privacy.plan import SPLITS, Interval, Plan
+
+__all__ = [
+    "ACCOUNTANTS",
+    "ADJACENCIES",
+    "SPLITS",
+    "Accountant",
+    "Adjacency",
+    "Budget",
+    "Interval",
+    "Mechanism",
+    "Phase",
+    "PhaseSpec",
+    "Plan",
+    "PlanCache",
+    "calibrate",
+    "epsilon",
+]

@@ -202,7 +202,7 @@ class _Solver:
 
 
 class _PldSearch:
-    """The pld upper bound as a function of sigma on one grid, in the dominating direction alone while that is enough."""
+    """The pld upper bound as a function of sigma on one grid, in the dominating direction alone while that suffices."""
 
     def __init__(
         self, mechanisms: Callable[[float], tuple[Mechanism, ...]], delta: float, adjacency: Adjacency, grid: pld.Grid
@@ -210,21 +210,20 @@ class _PldSearch:
         self._mechanisms, self._delta, self._adjacency, self._grid = mechanisms, delta, adjacency, grid
         self._directions = pld.directions(adjacency)[:1]
         self._theta: float | None = None
-        self._refinements = 0
+        self._refinements, self._used = 0, grid
 
     def __call__(self, sigma: float) -> float:
         return self._upper(sigma, self._directions)
 
     def _upper(self, sigma: float, directions: Sequence[str]) -> float:
-        merged, value = pld.merge(self._mechanisms(sigma)), 0.0
-        for direction in directions:
-            bound, theta, self._grid = pld.bound(
-                merged, delta=self._delta, direction=direction, grid=self._grid, upper=True, theta=self._theta
-            )
-            if math.isfinite(bound):
-                self._theta = theta
-            value = max(value, bound)
-        return value
+        merged = pld.merge(self._mechanisms(sigma))
+        main, *others = directions
+        value, theta, self._used = pld.bound(
+            merged, delta=self._delta, direction=main, grid=self._grid, upper=True, theta=self._theta
+        )
+        if math.isfinite(value):
+            self._theta = theta
+        return max([value, *pld.upper_bounds(merged, others, delta=self._delta, grid=self._used)])
 
     def all_directions(self) -> None:
         self._directions = pld.directions(self._adjacency)
@@ -233,11 +232,12 @@ class _PldSearch:
         """Both bounds at sigma on the present grid, over all directions."""
         merged = pld.merge(self._mechanisms(sigma))
         upper = self._upper(sigma, pld.directions(self._adjacency))
-        lower, _, _ = pld.bound(merged, delta=self._delta, direction=self._directions[0], grid=self._grid, upper=False)
+        lower, _, _ = pld.bound(merged, delta=self._delta, direction=self._directions[0], grid=self._used, upper=False)
         return pld.interval(lower, upper)
 
     def too_coarse(self, interval: Interval) -> bool:
-        return interval.upper - interval.lower > pld.GAP * interval.upper and self._refinements < pld.REFINEMENTS
+        wide = interval.upper - interval.lower > pld.GAP * interval.upper
+        return wide and self._refinements < pld.REFINEMENTS and self._used.width <= self._grid.width
 
     def refine(self) -> bool:
         """Halve the grid's width; False where memory or the number of refinements forbids it."""
@@ -279,13 +279,13 @@ def _search(upper: Callable[[float], float], target: float, start: float, spec: 
             raise Infeasible(
                 spec.name,
                 f"even with almost no noise (sigma = {_SMALLEST_SIGMA:g}) epsilon stays below {target:.6g}: "
-                f"{spec.steps} steps that sample each example with probability {spec.sample_rate:.3g} see it too rarely "
-                "for this delta. Lower epsilon or delta, or take more steps or a larger batch",
+                f"{spec.steps} steps that sample each example with probability {spec.sample_rate:.3g} see it "
+                "too rarely for this delta. Lower epsilon or delta, or take more steps or a larger batch",
             )
         value = upper(sigma)
         if target * _ACCEPT <= value <= target:
             return sigma
-        point = (math.log(sigma), (math.log(value) if math.isfinite(value) else 700.0) - aim)
+        point = (math.log(sigma), (math.log(max(value, 1e-6 * target)) if math.isfinite(value) else 700.0) - aim)
         previous = low if point[1] > 0 else high
         if value > target:
             low = point

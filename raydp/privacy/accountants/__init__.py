@@ -7,8 +7,8 @@ reports less than the proven lower bound (5.711 < 5.764 at q = 4096/50000, sigma
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from raydp import _validate
@@ -83,7 +83,7 @@ def evaluate(
         return accountant.epsilon(mechanisms, delta=delta, adjacency=adjacency)
     except PrvRefused as refusal:
         answer = _BY_NAME["pld"].epsilon(mechanisms, delta=delta, adjacency=adjacency)
-        return replace(answer, fallback=f"prv refused, pld answered: {refusal}")
+        return dataclasses.replace(answer, fallback=f"prv refused, pld answered: {refusal}")
 
 
 __all__ = ["ACCOUNTANTS", "Accountant", "accountant_for", "epsilon", "evaluate"]

@@ -17,25 +17,54 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from scipy.linalg import solve_banded
 from scipy.special import ndtr
 
-from raydp.privacy.mechanism import Mechanism
-
-# log of the tail mass of one step that is moved to an infinite loss. 1e5 steps of it stay far below delta = 1e-12.
-LOG_TAIL = -60.0
+# Every grid point up to _FINE intervals from zero; beyond, neighbours differ by the fraction _SPACING of their loss.
+_FINE, _SPACING = 4096, 0.002
 DIRECTIONS = {"remove": AdjacencyType.REMOVE, "add": AdjacencyType.ADD, "replace": AdjacencyType.REPLACE}
 
 
 @dataclass(frozen=True)
 class Pmf:
-    """Probabilities on the losses ``(first + i) * width`` of one step, ``infinity`` at an infinite loss."""
+    """Probabilities on the losses ``indices * width + shift`` of one step, ``infinity`` at an infinite loss."""
 
     width: float
-    first: int
+    indices: np.ndarray
     probs: np.ndarray
     infinity: float
+    shift: float = 0.0
+
+    @functools.cached_property
+    def log_probs(self) -> np.ndarray:
+        return np.log(self.probs)
 
     @functools.cached_property
     def losses(self) -> np.ndarray:
-        return (self.first + np.arange(len(self.probs))) * self.width
+        return self.indices * self.width + self.shift
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How steps are discretised: grid ``width``, ``cap`` (losses above cap·width count as infinite from above, as
+    cap·width from below), and ``log_tail``, the log of the mass at either end of a step that is treated so too."""
+
+    width: float
+    cap: int
+    log_tail: float
+
+
+def _grid(low: float, high: float, shape: Shape) -> np.ndarray:
+    """Indices of the losses that carry mass: every one near zero, and 0.2 % apart in the tails.
+
+    Both discretisations are valid on any grid. A tail spaced relative to its losses costs no accuracy, and bounds the
+    number of points whatever the noise.
+    """
+    first, last = math.floor(low / shape.width), min(math.ceil(high / shape.width), shape.cap)
+    last = max(last, first + 1)
+    reach = max(-first, last, _FINE + 1)
+    growing = _FINE * np.exp(_SPACING * np.arange(1, math.ceil(math.log(reach / _FINE) / _SPACING) + 1))
+    tail = np.ceil(growing).astype(np.int64)
+    indices = np.concatenate((-tail[::-1], np.arange(-_FINE, _FINE + 1), tail))
+    inside = indices[(indices > first) & (indices < last)]
+    return np.concatenate(([first], inside, [last]))
 
 
 class _VectorizedGaussianLoss(GaussianPrivacyLoss):
@@ -100,66 +129,68 @@ def _normal_masses(x: np.ndarray, scale: float) -> np.ndarray:
     return np.where(flip, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
 
 
-def support(mechanism: Mechanism, direction: str) -> tuple[float, float]:
-    """Least and greatest privacy loss of one step, up to a mass of e^LOG_TAIL."""
-    bounds = _loss(mechanism, direction).connect_dots_bounds()
+def _support(loss: _VectorizedGaussianLoss) -> tuple[float, float]:
+    """Least and greatest privacy loss of one step, up to the tail mass that the loss was made with."""
+    bounds = loss.connect_dots_bounds()
     return float(bounds.epsilon_lower), float(bounds.epsilon_upper)
 
 
-def _loss(mechanism: Mechanism, direction: str) -> _VectorizedGaussianLoss:
+def _loss(noise_multiplier: float, sample_rate: float, direction: str, log_tail: float) -> _VectorizedGaussianLoss:
     return _VectorizedGaussianLoss(
-        mechanism.noise_multiplier,
-        log_mass_truncation_bound=LOG_TAIL,
-        sampling_prob=mechanism.sample_rate,
+        noise_multiplier,
+        log_mass_truncation_bound=log_tail,
+        sampling_prob=sample_rate,
         adjacency_type=DIRECTIONS[direction],
     )
 
 
 @functools.lru_cache(maxsize=16)
-def pessimistic(noise_multiplier: float, sample_rate: float, direction: str, width: float, cap: int) -> Pmf:
+def pessimistic(noise_multiplier: float, sample_rate: float, direction: str, shape: Shape) -> Pmf:
     """Connect-the-dots (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1) by dp-accounting: dominates the step.
 
-    Losses above ``cap·width`` count as infinite, which the algorithm does at the end of any grid.
+    Losses beyond the grid count as infinite, which the algorithm does at the end of any grid.
     """
-    mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=1)
-    loss = _loss(mechanism, direction)
-    low, high = support(mechanism, direction)
-    first, last = math.floor(low / width), min(math.ceil(high / width), cap)
-    last = max(last, first + 1)
-    # As pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap, which passes through a dictionary of Python floats.
-    deltas = np.minimum.accumulate(loss.get_delta_for_epsilon(np.arange(first, last + 1) * width))
-    rises, growth = np.diff(deltas), math.expm1(width)
-    probs = np.empty_like(deltas)
-    probs[0] = 1 - deltas[0] + rises[0] / growth
-    probs[1:-1] = (rises[1:] - rises[:-1] * math.exp(width)) / growth
-    probs[-1] = rises[-1] / math.expm1(-width)
-    return Pmf(width, first, np.maximum(probs, 0.0), float(deltas[-1]))
+    loss, width = _loss(noise_multiplier, sample_rate, direction, shape.log_tail), shape.width
+    indices = _grid(*_support(loss), shape)
+    # As pld_pmf.create_pmf_pessimistic_connect_dots, whose result is a dictionary of Python floats.
+    deltas = np.minimum.accumulate(loss.get_delta_for_epsilon(indices * width))
+    rises, gaps = np.diff(deltas), np.diff(indices) * width
+    probs = np.concatenate(([1 - deltas[0]], rises / np.expm1(-gaps))) + np.append(rises / np.expm1(gaps), 0.0)
+    kept = probs > 0  # round-off leaves zeros and worse in the far tails
+    return Pmf(width, indices[kept], probs[kept], float(deltas[-1]))
 
 
 @functools.lru_cache(maxsize=16)
-def optimistic(noise_multiplier: float, sample_rate: float, direction: str, width: float, cap: int) -> Pmf:
+def optimistic(noise_multiplier: float, sample_rate: float, direction: str, shape: Shape) -> Pmf:
     """A distribution that the step dominates: a randomised coarsening of its outcomes, so delta can only shrink.
 
     Outcomes are gathered in buckets of losses around the grid points (data processing: P and Q masses add). A bucket
     whose log(P/Q) misses its grid point receives a little mass of the neighbour on the other side, in the proportion
     that puts the mixture exactly on the grid. What cannot be mixed is rounded down, and tails are dropped.
     """
-    mechanism = Mechanism(noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=1)
-    loss = _loss(mechanism, direction)
-    low, high = support(mechanism, direction)
-    first, last = math.floor(low / width), min(math.ceil(high / width), cap)
-    grid = np.arange(first, last + 1) * width
-    edges = loss.cutoffs((np.arange(first, last + 2) - 0.5) * width)
-    p, q = (loss.mixture_masses(edges, upper=upper) for upper in (True, False))
-    usable = (p > 1e-290) & (q > 1e-290)
-    start, stop = _run(usable, p)
-    grid, p, q, first = grid[start:stop], p[start:stop], q[start:stop], first + start
+    loss, width = _loss(noise_multiplier, sample_rate, direction, shape.log_tail), shape.width
+    indices = _grid(*_support(loss), shape)
+    shift = 0.0
+    for _ in range(2):
+        grid = indices * width + shift
+        inner = (grid[1:] + grid[:-1]) / 2
+        edges = loss.cutoffs(np.concatenate(([grid[0] - width / 2], inner, [grid[-1] + width / 2])))
+        p, q = (loss.mixture_masses(edges, upper=upper) for upper in (True, False))
+        mode = int(np.argmax(p))
+        if shift or p[mode] < 0.2 or q[mode] < 1e-290:
+            break
+        # Most of the mass in one bucket (rare sampling, little noise): the grid is moved so that it is not rounded.
+        shift = math.log(p[mode]) - math.log(q[mode]) - float(grid[mode])
+    start, stop = _run((p > 1e-290) & (q > 1e-290), p)
+    indices, grid, p, q = (values[start:stop] for values in (indices, grid, p, q))
+    gaps = np.diff(grid)
+    before, after = np.concatenate(([width], gaps)), np.concatenate((gaps, [width]))
     # In exact arithmetic a bucket's loss lies inside the bucket.
-    offset = np.clip(np.log(p) - np.log(q) - grid, -width / 2, width / 2)
-    rise = np.concatenate(([0.0], np.diff(offset))) + width  # distance to the bucket below, in loss
-    fall = np.concatenate((np.diff(offset), [0.0])) + width
-    from_below = np.where(offset > 0, -np.expm1(-offset) / np.expm1(np.maximum(rise - offset, width / 4)), 0.0)
-    from_above = np.where(offset < 0, np.expm1(-offset) / -np.expm1(-np.maximum(fall + offset, width / 4)), 0.0)
+    offset = np.clip(np.log(p) - np.log(q) - grid, -before / 2, after / 2)
+    to_lower = before - np.concatenate(([0.0], offset[:-1]))  # from the grid point down to the neighbour's loss
+    to_upper = after + np.concatenate((offset[1:], [0.0]))
+    from_below = np.where(offset > 0, -np.expm1(-offset) / np.expm1(to_lower), 0.0)
+    from_above = np.where(offset < 0, np.expm1(-offset) / -np.expm1(-to_upper), 0.0)
     below, above = np.concatenate(([0.0], p[:-1])), np.concatenate((p[1:], [0.0]))
     from_below[from_below * p > 0.45 * below] = 0.0  # the neighbour is too thin: the bucket is rounded down
     sinks = (offset < 0) & (from_above * p > 0.45 * above)
@@ -171,11 +202,13 @@ def optimistic(noise_multiplier: float, sample_rate: float, direction: str, widt
     kept = np.maximum(solve_banded((1, 1), bands, p), 0.0)
     probs = kept * (1 + from_below + from_above)
     sunk = np.where(sinks, probs, 0.0)
-    probs = probs - sunk
-    probs[:-1] += sunk[1:]
+    # Sunk mass goes one grid point down.
+    indices = np.concatenate(([indices[0] - 1], indices))
+    probs = np.append(sunk, 0.0) + np.concatenate(([0.0], probs - sunk))
     # Losses beyond the last bucket are rounded down to it.
     probs[-1] += float(loss.mixture_masses(np.array([edges[stop], -np.inf]), upper=True)[0])
-    return Pmf(width, first, probs, 0.0)
+    filled = probs > 0
+    return Pmf(width, indices[filled], probs[filled], 0.0, shift)
 
 
 def _run(usable: np.ndarray, p: np.ndarray) -> tuple[int, int]:

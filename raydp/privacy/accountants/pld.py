@@ -4,7 +4,7 @@ What the certificate relies on:
 
 * dominating pairs of the Poisson-subsampled Gaussian for ADD, REMOVE (and REPLACE) as dp-accounting defines them, of
   which the composition dominates the adaptive composition (Zhu, Dong & Wang 2022, arXiv 2106.08567);
-* from above: connect-the-dots distributions, whose truncated tails (mass below e^-60 a step) count as an infinite loss;
+* from above: connect-the-dots distributions; truncated tails (a millionth of delta in all) count as an infinite loss;
 * from below: coarsened distributions, which the mechanism dominates (``_pmf.optimistic``);
 * composition by a tilted FFT with bounds on truncation, wrap-around and round-off (``_compose``);
 * q = 1 is not discretised when nothing else is composed: Gaussian releases compose exactly (``gaussian``).
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from raydp.privacy import gaussian
 from raydp.privacy.accountants._compose import Composition, GridTooLarge
-from raydp.privacy.accountants._pmf import Pmf, optimistic, pessimistic, support
+from raydp.privacy.accountants._pmf import Pmf, Shape, optimistic, pessimistic
 from raydp.privacy.budget import Adjacency
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
@@ -29,7 +29,6 @@ from raydp.privacy.plan import Interval
 GRID_ERROR = 1e-4
 GAP = 5e-4
 REFINEMENTS = 4
-_MAX_STEP_POINTS = 1 << 20
 _EXACT = 1e-12
 
 
@@ -64,38 +63,33 @@ def directions(adjacency: Adjacency) -> tuple[str, ...]:
 
 
 class Grid:
-    """A grid width for compositions of about ``steps`` steps whose epsilon is about ``epsilon`` at ``delta``."""
+    """How compositions of about ``steps`` steps whose epsilon is about ``epsilon`` at ``delta`` are discretised."""
 
     def __init__(self, *, epsilon: float, delta: float, steps: int, theta: float | None = None) -> None:
         mu = gaussian.mu(epsilon, delta)
         if theta is None:
             theta = max(epsilon / mu**2 - 0.5, 0.1)
-        width = math.sqrt(12 * GRID_ERROR * epsilon / (steps * (theta + 1)))
-        self._set(min(width, epsilon / 500), epsilon)
+        width = min(math.sqrt(12 * GRID_ERROR * epsilon / (steps * (theta + 1))), epsilon / 500)
+        # The tails of all steps together weigh a millionth of delta, and of a loss of 30 above epsilon all but e^-30
+        # counts anyway.
+        self.shape = Shape(
+            width, math.ceil((30 + 2 * epsilon) / width), float(math.floor(math.log(1e-6 * delta / steps)))
+        )
 
-    def _set(self, width: float, epsilon: float) -> None:
-        self.width, self._epsilon = width, epsilon
-        self.cap = min(math.ceil((60 + 2 * epsilon) / width), _MAX_STEP_POINTS)
+    @property
+    def width(self) -> float:
+        return self.shape.width
 
     def scaled(self, factor: float) -> Grid:
         """The same grid with its width multiplied."""
         grid = object.__new__(Grid)
-        grid._set(self.width * factor, self._epsilon)
+        grid.shape = Shape(self.width * factor, math.ceil(self.shape.cap / factor), self.shape.log_tail)
         return grid
-
-    def fits(self, mechanisms: Sequence[Mechanism], direction: str) -> bool:
-        """Whether every step's distribution has a bounded number of points."""
-        for item in mechanisms:
-            low, high = support(item, direction)
-            if (min(high, self.cap * self.width) - low) / self.width > _MAX_STEP_POINTS:
-                return False
-        return True
 
     def parts(self, mechanisms: Sequence[Mechanism], direction: str, *, upper: bool) -> list[tuple[Pmf, int]]:
         make = pessimistic if upper else optimistic
         return [
-            (make(item.noise_multiplier, item.sample_rate, direction, self.width, self.cap), item.steps)
-            for item in mechanisms
+            (make(item.noise_multiplier, item.sample_rate, direction, self.shape), item.steps) for item in mechanisms
         ]
 
 
@@ -113,13 +107,11 @@ def bound(
     A grid that is too fine for the bounded memory is coarsened, which widens the bound and keeps it valid.
     """
     while True:
-        if grid.fits(mechanisms, direction):
-            composition = Composition(grid.parts(mechanisms, direction, upper=upper), delta, theta)
-            try:
-                return composition.epsilon(upper=upper), composition.theta, grid
-            except GridTooLarge:
-                pass
-        grid = grid.scaled(2.0)
+        composition = Composition(grid.parts(mechanisms, direction, upper=upper), delta, theta)
+        try:
+            return composition.epsilon(upper=upper), composition.theta, grid
+        except GridTooLarge:
+            grid = grid.scaled(2.0)
 
 
 class PldAccountant:
@@ -160,7 +152,7 @@ def certify(
     """The interval around an upper bound already found in the dominating direction: the other directions are added,
     the lower bound computed, and the grid refined where the gap exceeds GAP."""
     main = directions(adjacency)[0]
-    upper = max([upper, *_others(merged, others, delta=delta, grid=grid)])
+    upper = max([upper, *upper_bounds(merged, others, delta=delta, grid=grid)])
     lower = bound(merged, delta=delta, direction=main, grid=grid, upper=False)[0]
     for _ in range(REFINEMENTS):
         if upper - lower <= GAP * upper:
@@ -169,12 +161,13 @@ def certify(
         if used.width >= grid.width:
             break
         grid = used
-        upper = min(upper, max([finer, *_others(merged, others, delta=delta, grid=grid)]))
+        upper = min(upper, max([finer, *upper_bounds(merged, others, delta=delta, grid=grid)]))
         lower = max(lower, bound(merged, delta=delta, direction=main, grid=grid, upper=False)[0])
     return interval(lower, upper)
 
 
-def _others(merged: Sequence[Mechanism], others: Sequence[str], *, delta: float, grid: Grid) -> list[float]:
+def upper_bounds(merged: Sequence[Mechanism], others: Sequence[str], *, delta: float, grid: Grid) -> list[float]:
+    """Upper bounds in further directions, each with a tilt of its own."""
     return [bound(merged, delta=delta, direction=other, grid=grid, upper=True)[0] for other in others]
 
 

@@ -1,6 +1,6 @@
 """Privacy random variables (prv-accountant; Gopi, Lee & Wutschitz 2021, arXiv 2106.02848): the independent check.
 
-The grid is chosen here, by the rule of the paper (Theorem 5.5 and Remark 5.6: mesh = error/sqrt(m/2·log(12/delta_error)),
+The grid is chosen here, by the rule of the paper (Theorem 5.5, Remark 5.6: mesh = error/sqrt(m/2·log(12/delta_error)),
 half-width from RDP bounds plus 3), with an error relative to epsilon and the RDP bounds of Opacus instead of the
 package's slower ones. The size is known before anything is allocated; what is too large is refused.
 
