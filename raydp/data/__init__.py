@@ -1,6 +1,7 @@
 """Data sets: public and private types, sources, sampling and augmentation."""
 
 from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, augment, draw
+from raydp.data.public import check_public, load_public
 from raydp.data.sources import Dataset, Normalization, catalogue, load
 from raydp.data.types import Batch, PrivateAccess, PrivateData, PublicData
 
@@ -16,6 +17,8 @@ __all__ = [
     "apply",
     "augment",
     "catalogue",
+    "check_public",
     "draw",
     "load",
+    "load_public",
 ]

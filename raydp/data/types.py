@@ -144,6 +144,16 @@ class PrivateData:
         indices = torch.from_numpy(poisson_sample(key, phase, step))
         return Batch(self.__images[indices], self.__labels[indices], indices)
 
+    def shared_with(self, public: PublicData) -> list[int]:
+        """Positions in ``public`` of images that are also private ones, by content.
+
+        For refusing such a public set before anything runs: curvature or weights that were computed from it would
+        carry private examples past the ledger.
+        """
+        own = {hashlib.sha256(image.tobytes()).digest() for image in self.__images.numpy()}
+        theirs = (hashlib.sha256(image.tobytes()).digest() for image in public.images.contiguous().numpy())
+        return [position for position, digest in enumerate(theirs) if digest in own]
+
     def non_private(self, reason: str) -> PublicData:
         """All examples, for analysis outside privacy. The access is logged as a warning, with its reason.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from raydp import _validate
-from raydp.methods.base import GradientHyperparameters, Method, Policy
+from raydp.methods.base import GradientHyperparameters, Method, Policy, PublicExamples, Setting
 from raydp.methods.dp_sgd import DpSgd
 from raydp.methods.online import Online, OnlineHyperparameters, OnlineTopKHyperparameters
 from raydp.methods.two_phase import TwoPhase
@@ -46,4 +46,4 @@ def method(name: str) -> Method:
     return METHODS[_validate.one_of("method", name, METHODS)]
 
 
-__all__ = ["METHODS", "GradientHyperparameters", "Method", "Policy", "method"]
+__all__ = ["METHODS", "GradientHyperparameters", "Method", "Policy", "PublicExamples", "Setting", "method"]

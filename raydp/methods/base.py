@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from raydp import _validate
 from raydp.errors import InvalidValue, UnknownName
@@ -78,8 +78,54 @@ class GradientHyperparameters:
         return self.epochs * self.steps_per_epoch(population)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublicExamples:
+    """Public examples as a method sees them.
+
+    Attributes:
+        images: (n, C, H, W), float, normalised like the private ones.
+        labels: (n,), int64, of the public label set, which may differ from the private one.
+        num_classes: of the public label set.
+    """
+
+    images: Tensor
+    labels: Tensor
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a policy is told about the run that it works in. Nothing in it is an un-noised private quantity.
+
+    Attributes:
+        plan: the certified plan.
+        model: the model in training; its weights are private *outputs*, so whatever is computed from them and from
+            public data is post-processing.
+        seed: drives public randomness only.
+        public: public examples, or None where the search names none.
+    """
+
+    plan: Plan
+    model: nn.Module
+    seed: int
+    public: PublicExamples | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the trainable parameters, in the order of every list of tensors."""
+        return tuple(name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of entries of each trainable parameter."""
+        return tuple(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+
 class Policy(ABC):
     """A method at work in one run: chooses the geometry of each step from what earlier steps released."""
+
+    def prepare(self) -> None:
+        """Before the first step of a new run (not on a resume): change the model by public means only."""
 
     @abstractmethod
     def geometry(self, phase: str, step: int) -> Geometry:
@@ -126,10 +172,8 @@ class Method(ABC):
         """The phases for N = ``population`` private examples, noise unsolved. Pure; spends nothing."""
 
     @abstractmethod
-    def policy(
-        self, hyperparameters: Any, *, plan: Plan, sizes: Sequence[int], names: Sequence[str], seed: int
-    ) -> Policy:
-        """The method at work on parameters of these names and sizes; ``seed`` drives public randomness only."""
+    def policy(self, hyperparameters: Any, setting: Setting) -> Policy:
+        """The method at work in one run."""
 
     def learning_rate(self, hyperparameters: Any, phase: str) -> float:
         """The base learning rate of a phase, before the schedule."""

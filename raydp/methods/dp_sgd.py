@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raydp.geometry import Identity
-from raydp.methods.base import GradientHyperparameters, Method, Policy
+from raydp.methods.base import GradientHyperparameters, Method, Policy, Setting
 from raydp.privacy.mechanism import PhaseSpec
-from raydp.privacy.plan import Plan
 
 
 class DensePolicy(Policy):
@@ -38,13 +37,5 @@ class DpSgd(Method):
             ),
         )
 
-    def policy(
-        self,
-        hyperparameters: GradientHyperparameters,
-        *,
-        plan: Plan,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        seed: int,
-    ) -> DensePolicy:
-        return DensePolicy(sizes)
+    def policy(self, hyperparameters: GradientHyperparameters, setting: Setting) -> DensePolicy:
+        return DensePolicy(setting.sizes)

@@ -20,9 +20,8 @@ from torch import Tensor
 from raydp import _validate
 from raydp.geometry import Geometry, Identity, Support, support_size, top_k
 from raydp.methods import scores
-from raydp.methods.base import GradientHyperparameters, Method, Policy, option
+from raydp.methods.base import GradientHyperparameters, Method, Policy, Setting, option
 from raydp.privacy.mechanism import PhaseSpec
-from raydp.privacy.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,18 +51,9 @@ class OnlineTopKHyperparameters(OnlineHyperparameters):
 class OnlinePolicy(Policy):
     """Refreshes the support at every epoch's first step."""
 
-    def __init__(
-        self,
-        hyperparameters: OnlineHyperparameters,
-        *,
-        plan: Plan,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        explore: float | None,
-        seed: int,
-    ) -> None:
-        phase = plan.phase("train")
-        self._sizes, self._names, self._seed = tuple(sizes), tuple(names), seed
+    def __init__(self, hyperparameters: OnlineHyperparameters, setting: Setting, *, explore: float | None) -> None:
+        phase = setting.plan.phase("train")
+        self._sizes, self._names, self._seed = setting.sizes, setting.names, setting.seed
         self._explore = explore  # None: random supports, no scores
         self._noise_variance = (phase.noise_std / phase.batch_size) ** 2
         self._steps_per_epoch = hyperparameters.steps_per_epoch(phase.spec.population)
@@ -157,14 +147,6 @@ class Online(Method):
             ),
         )
 
-    def policy(
-        self,
-        hyperparameters: OnlineHyperparameters,
-        *,
-        plan: Plan,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        seed: int,
-    ) -> OnlinePolicy:
+    def policy(self, hyperparameters: OnlineHyperparameters, setting: Setting) -> OnlinePolicy:
         explore = hyperparameters.explore if isinstance(hyperparameters, OnlineTopKHyperparameters) else None
-        return OnlinePolicy(hyperparameters, plan=plan, sizes=sizes, names=names, explore=explore, seed=seed)
+        return OnlinePolicy(hyperparameters, setting, explore=explore)

@@ -18,9 +18,8 @@ from raydp import _validate
 from raydp.errors import InvalidValue
 from raydp.geometry import Geometry, Identity, Support, support_size, top_k
 from raydp.methods import scores
-from raydp.methods.base import GradientHyperparameters, Method, Policy, Scalar, option
+from raydp.methods.base import GradientHyperparameters, Method, Policy, Scalar, Setting, option
 from raydp.privacy.mechanism import PhaseSpec
-from raydp.privacy.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +60,10 @@ class TwoPhaseHyperparameters(GradientHyperparameters):
 class TwoPhasePolicy(Policy):
     """Scores during the warm-up; one ranking, hence nested supports, afterwards."""
 
-    def __init__(
-        self,
-        hyperparameters: TwoPhaseHyperparameters,
-        *,
-        plan: Plan,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        ranking: str,
-        seed: int,
-    ) -> None:
-        self._sizes, self._names, self._ranking, self._seed = tuple(sizes), tuple(names), ranking, seed
-        warmup, sparse = plan.phase("warmup"), plan.phase("sparse")
+    def __init__(self, hyperparameters: TwoPhaseHyperparameters, setting: Setting, *, ranking: str) -> None:
+        self._sizes, self._names, self._seed = setting.sizes, setting.names, setting.seed
+        self._ranking = ranking
+        warmup, sparse = setting.plan.phase("warmup"), setting.plan.phase("sparse")
         self._noise_variance = (warmup.noise_std / warmup.batch_size) ** 2  # nu1², per coordinate of the average
         self._steps_per_epoch = hyperparameters.steps_per_epoch(warmup.spec.population)
         self._ratio = scores.ActiveRatio(
@@ -161,16 +152,8 @@ class TwoPhase(Method):
             ),
         )
 
-    def policy(
-        self,
-        hyperparameters: TwoPhaseHyperparameters,
-        *,
-        plan: Plan,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        seed: int,
-    ) -> TwoPhasePolicy:
-        return TwoPhasePolicy(hyperparameters, plan=plan, sizes=sizes, names=names, ranking=self.ranking, seed=seed)
+    def policy(self, hyperparameters: TwoPhaseHyperparameters, setting: Setting) -> TwoPhasePolicy:
+        return TwoPhasePolicy(hyperparameters, setting, ranking=self.ranking)
 
     def learning_rate(self, hyperparameters: TwoPhaseHyperparameters, phase: str) -> float:
         if phase == "sparse" and hyperparameters.sparse_learning_rate is not None:

@@ -22,7 +22,7 @@ from raydp.data import Dataset
 from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, draw
 from raydp.errors import Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
-from raydp.methods import Method, method
+from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, GradientHyperparameters, Policy
 from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Phase
@@ -30,7 +30,7 @@ from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
 from raydp.training import checkpoint
 from raydp.training.evaluation import evaluate
-from raydp.training.gradients import PerExampleGradients, average_copies
+from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
 
@@ -48,10 +48,11 @@ class RunSpec:
         method, config: which method, with which hyperparameters.
         plan: the certified plan. Every noise multiplier comes from here.
         data, data_limit: the data set by name or path, and how many private examples are used at most.
+        public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
         model: a model's name.
         seed: initial weights and public randomness. Never the noise.
         reports: how often the run evaluates, checkpoints and reports, at least once.
-        micro_batch: examples whose gradients are held at once; changes speed and memory, nothing else.
+        micro_batch: at most so many gradients are held at once; changes speed and memory, nothing else.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -64,10 +65,12 @@ class RunSpec:
     model: str
     seed: int
     data_limit: int | None = None
+    public: str | None = None
+    public_limit: int | None = None
     pairing_file: Path | None = None
     insecure_seed: int | None = None
     reports: int = 10
-    micro_batch: int = 128
+    micro_batch: int = 256
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -150,13 +153,8 @@ class _Run:
         models.validate_model(self.model)
         self.gradients = PerExampleGradients(self.model)
         self.parameters = self.gradients.parameters
-        self.policy: Policy = self.method.policy(
-            self.hyperparameters,
-            plan=spec.plan,
-            sizes=[parameter.numel() for parameter in self.parameters],
-            names=self.gradients.names,
-            seed=spec.seed,
-        )
+        setting = Setting(plan=spec.plan, model=self.model, seed=spec.seed, public=self._public())
+        self.policy: Policy = self.method.policy(self.hyperparameters, setting)
         decay = self.hyperparameters.ema_decay
         self.average = WeightAverage(self.parameters, decay) if decay else None
         self.augmentation = Augmentation(
@@ -167,8 +165,19 @@ class _Run:
         self.step = 0  # logical steps done, over all phases
         self.keys = self._keys()
         state = checkpoint.load_latest(spec.directory)
-        if state is not None:
+        if state is None:
+            self.policy.prepare()
+        else:
             self._restore(state)
+
+    def _public(self) -> PublicExamples | None:
+        """The search's public examples, of the shape of the private ones and disjoint from them."""
+        if self.spec.public is None:
+            return None
+        public = data.load_public(self.spec.public, limit=self.spec.public_limit, seed=self.spec.seed)
+        data.check_public(public, self.dataset.private)
+        images = self.dataset.normalization.apply(public.images).to(self.spec.device)
+        return PublicExamples(images=images, labels=public.labels.to(self.spec.device), num_classes=public.num_classes)
 
     def _check_plan(self) -> None:
         """The plan's sizes must be the data's: q = B/N is only true for this N."""
@@ -286,9 +295,8 @@ class _Run:
     def _micro_batches(self, images: Tensor, labels: Tensor, copies: AugmentationDraw) -> Iterator[list[Tensor]]:
         """Per-example gradients of the logical batch, a micro-batch at a time."""
         multiplicity = self.augmentation.multiplicity
-        size = max(1, self.spec.micro_batch // multiplicity)
-        for start in range(0, len(labels), size):
-            part = slice(start, start + size)
+        limit = max(1, min(self.spec.micro_batch, self.gradients.preferred_batch) // multiplicity)
+        for part in equal_parts(len(labels), limit):
             inputs = self.dataset.normalization.apply(images[part].to(self.spec.device))
             inputs = apply(inputs, copies[part])
             targets = labels[part].to(self.spec.device).repeat_interleave(multiplicity)

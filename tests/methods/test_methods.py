@@ -12,7 +12,7 @@ import torch
 from raydp.errors import InvalidValue, UnknownName
 from raydp.methods import METHODS, method
 from raydp.methods.online import OnlinePolicy
-from tests.training.helpers import hand_made_plan
+from tests.training.helpers import setting
 
 PACKAGE = Path(__file__).parents[2] / "raydp"
 
@@ -72,9 +72,7 @@ def test_an_unknown_method_gets_a_near_name() -> None:
 
 def online(name: str, config: dict[str, Any], sizes: tuple[int, ...]) -> OnlinePolicy:
     chosen = method(name)
-    found = chosen.policy(
-        chosen.parse(config), plan=hand_made_plan(name, config), sizes=sizes, names=["a", "b"], seed=0
-    )
+    found = chosen.policy(chosen.parse(config), setting(name, config, sizes))
     assert isinstance(found, OnlinePolicy)
     return found
 

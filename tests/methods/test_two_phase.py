@@ -15,7 +15,7 @@ from raydp.methods import method, scores
 from raydp.methods.two_phase import TwoPhasePolicy
 from raydp.training import run
 from raydp.training.run import execute
-from tests.training.helpers import digits_spec, hand_made_plan
+from tests.training.helpers import digits_spec, hand_made_plan, setting
 
 FAST = {"epochs": 2, "batch_size": 128, "learning_rate": 0.5}
 
@@ -24,13 +24,7 @@ def policy(
     config: dict[str, Any], sizes: tuple[int, ...], *, sigma: float = 1.0, name: str = "tp_topk"
 ) -> TwoPhasePolicy:
     chosen = method(name)
-    found = chosen.policy(
-        chosen.parse(config),
-        plan=hand_made_plan(name, config, sigma=sigma),
-        sizes=sizes,
-        names=[f"p{i}" for i in range(len(sizes))],
-        seed=0,
-    )
+    found = chosen.policy(chosen.parse(config), setting(name, config, sizes, sigma=sigma))
     assert isinstance(found, TwoPhasePolicy)
     return found
 

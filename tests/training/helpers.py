@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raydp.methods import method
+import torch
+from torch import nn
+
+from raydp.methods import Setting, method
 from raydp.privacy.budget import Budget
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.plan import Interval, Plan
@@ -41,3 +45,11 @@ def digits_spec(directory: Path, name: str, config: dict[str, Any], *, sigma: fl
     }
     directory.mkdir(parents=True, exist_ok=True)
     return RunSpec(**{**values, **changes})
+
+
+def setting(name: str, config: dict[str, Any], sizes: Sequence[int], *, sigma: float = 1.0) -> Setting:
+    """A setting with a model whose parameters have these sizes."""
+    model = nn.Module()
+    for index, size in enumerate(sizes):
+        model.register_parameter(f"p{index}", nn.Parameter(torch.zeros(size)))
+    return Setting(plan=hand_made_plan(name, config, sigma=sigma), model=model, seed=0)

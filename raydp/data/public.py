@@ -1,0 +1,87 @@
+"""Public data sets: what curvature, pre-training and hypernetworks may be computed from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from raydp import _validate
+from raydp.data.parquet import read_images
+from raydp.data.sources import catalogue, load
+from raydp.data.types import PrivateData, PublicData
+from raydp.errors import InvalidValue, UnknownName
+
+_FILES = ("train.parquet", "val.parquet", "test.parquet")
+
+
+def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -> PublicData:
+    """A public data set.
+
+    Args:
+        name_or_path: a Parquet file; a directory, whose train, val or test file (the first that exists) is read; or a
+            name of :func:`raydp.data.catalogue`, all of whose examples then count as public.
+        limit: draw this many examples at random, without replacement.
+        seed: of that draw. Public randomness.
+
+    Raises:
+        UnknownName: no such name or path.
+        InvalidValue: the directory holds none of the files, or fewer than ``limit`` examples.
+    """
+    if limit is not None:
+        limit = _validate.integer("public_limit", limit, low=1)
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        public = _read(path)
+    elif name_or_path in catalogue():
+        dataset = load(name_or_path)
+        public = dataset.private.non_private("the search names it as public data")
+    else:
+        raise UnknownName("public (a name, or a path to Parquet files)", name_or_path, catalogue())
+    if limit is None:
+        return public
+    if limit > len(public):
+        raise InvalidValue(
+            "public_limit", limit, f"must not exceed the {len(public)} examples of {public.name!r}", "Lower it."
+        )
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(public))[:limit])
+    return PublicData(
+        name=public.name,
+        images=public.images[chosen],
+        labels=public.labels[chosen],
+        num_classes=public.num_classes,
+    )
+
+
+def _read(path: Path) -> PublicData:
+    file = path if path.is_file() else next((path / name for name in _FILES if (path / name).exists()), None)
+    if file is None:
+        raise InvalidValue("public", str(path), f"must hold one of {', '.join(_FILES)}", "Name the file itself.")
+    images, labels, names = read_images(file)
+    classes = len(names) if names else int(labels.max()) + 1
+    return PublicData(name=path.stem, images=images, labels=labels, num_classes=classes)
+
+
+def check_public(public: PublicData, private: PrivateData) -> None:
+    """Refuse a public set of another shape than the private one, or one that shares images with it.
+
+    Raises:
+        InvalidValue: both shapes are named; or the number of shared images and their first positions.
+    """
+    if public.input_shape != private.input_shape:
+        raise InvalidValue(
+            "public",
+            public.input_shape,
+            f"must hold images of the shape (C, H, W) = {private.input_shape} of the private set {private.name!r}",
+            f"Convert the images of {public.name!r}.",
+        )
+    shared = private.shared_with(public)
+    if shared:
+        first = ", ".join(map(str, shared[:10])) + (", …" if len(shared) > 10 else "")
+        raise InvalidValue(
+            "public",
+            public.name,
+            f"must share no example with the private set {private.name!r}, but {len(shared)} of its images are private "
+            f"too (positions {first})",
+            "Remove them from the public set: what is computed from it is not accounted for.",
+        )
