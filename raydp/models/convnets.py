@@ -16,7 +16,7 @@ InputShape = tuple[int, int, int]
 
 
 def tanh_cnn(input_shape: InputShape, num_classes: int) -> nn.Module:
-    """The tanh CNNs of AdaDPIGU (arXiv 2507.06525) and RandomSparsification: METHODS 2.8.
+    """The tanh CNNs of AdaDPIGU (arXiv 2507.06525) and RandomSparsification (arXiv 2112.00845).
 
     Below 32 pixels, two convolutions: 26,010 parameters for 28x28x1 and 10 classes. From 32 pixels, six: 550,570
     parameters for 32x32x3 and 10 classes. Only the first convolution and the linear layers depend on the shape.

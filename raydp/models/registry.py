@@ -13,6 +13,7 @@ from raydp import _validate
 from raydp.errors import InvalidValue
 from raydp.models.convnets import tanh_cnn, tanh_cnn_small
 from raydp.models.dense import linear, mlp
+from raydp.models.resnets import resnet20, wrn_16_4
 from raydp.models.validation import validate_model
 
 
@@ -30,6 +31,12 @@ _MODELS = {
     "tanh_cnn_small": _Model(
         build=tanh_cnn_small,
         summary="tanh CNN of four convolutions: 65,962 parameters for 32x32x3; images from 8x8",
+    ),
+    "resnet20": _Model(
+        build=resnet20, summary="ResNet-20 with GroupNorm: 269,722 parameters for 32x32x3; images from 16x16"
+    ),
+    "wrn_16_4": _Model(
+        build=wrn_16_4, summary="Wide ResNet 16-4 with GroupNorm: 2,748,890 parameters for 32x32x3; images from 16x16"
     ),
     "mlp": _Model(build=mlp, summary="one hidden layer of 64 tanh units; images of any size"),
     "linear": _Model(build=linear, summary="multinomial logistic regression; images of any size"),

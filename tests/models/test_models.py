@@ -8,7 +8,7 @@ from torch import nn
 from raydp.errors import InvalidValue, UnknownName
 from raydp.models import MODELS, build_model, default_model, validate_model
 
-MINIMUM = {"tanh_cnn": 16, "tanh_cnn_small": 8, "mlp": 1, "linear": 1}
+MINIMUM = {"resnet20": 16, "wrn_16_4": 16, "tanh_cnn": 16, "tanh_cnn_small": 8, "mlp": 1, "linear": 1}
 
 
 def count(model):
