@@ -4,7 +4,9 @@ from raydp.privacy.accountants import ACCOUNTANTS, Accountant, epsilon
 from raydp.privacy.budget import ADJACENCIES, Adjacency, Budget
 from raydp.privacy.cache import PlanCache
 from raydp.privacy.calibration import calibrate
+from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
 from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
+from raydp.privacy.noise import NoiseKey, poisson_sample
 from raydp.privacy.plan import SPLITS, Interval, Plan
 
 __all__ = [
@@ -15,11 +17,16 @@ __all__ = [
     "Adjacency",
     "Budget",
     "Interval",
+    "Ledger",
+    "LedgerEntry",
+    "LedgerWriter",
     "Mechanism",
+    "NoiseKey",
     "Phase",
     "PhaseSpec",
     "Plan",
     "PlanCache",
     "calibrate",
     "epsilon",
+    "poisson_sample",
 ]
