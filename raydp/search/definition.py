@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from raydp import _validate
 from raydp.errors import InvalidValue, UnknownName
@@ -179,6 +179,13 @@ class Search:
         return (self.mode,) if isinstance(self.mode, str) else tuple(self.mode)
 
     @property
+    def data_source(self) -> str:
+        """The data set's name, or an absolute path: other processes have other working directories."""
+        from raydp import data
+
+        return self.data if self.data in data.catalogue() else str(Path(self.data).expanduser().resolve())
+
+    @property
     def methods(self) -> tuple[Method, ...]:
         """The methods that a trial of this search can have."""
         distribution = self.point_space.distributions.get("method")
@@ -297,6 +304,7 @@ class Search:
             for item in dataclasses.fields(self)
             if item.name not in ("budget", "space", "resources", "small", "paper")
         }
+        record["data"] = self.data_source
         record["fixed"] = dict(self.fixed)
         record["warm_start"] = [dict(config) for config in self.warm_start]
         record["metric"], record["mode"] = list(self.metrics), list(self.modes)
@@ -367,6 +375,8 @@ def _is_plain(kind: Any) -> bool:
 
 def _read(name: str, value: Any, kind: Any) -> Any:
     """``value`` as the field's type: text is read, other values are checked."""
+    if get_origin(kind) is Literal:  # its values are checked where the field is
+        kind = str
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if not isinstance(value, str):
         plain = tuple(option for option in options if option != tuple[str, ...])

@@ -6,7 +6,9 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,19 @@ def run(
     quiet: bool = False,
     file: Path | None = None,
 ) -> Result:
-    """Run a search from its beginning in a new run directory.
+    """Run a search in a new run directory, or go on with it in the one that holds this very search already.
 
     Raises:
-        InvalidValue: the directory is in use, or the search asks for more than the cluster has. Nothing was spent.
+        InvalidValue: the directory is in use by another search, or the search asks for more than the cluster has.
+            Nothing was spent.
         RaydpError: the search cannot go on; the run directory says how far it came.
+        KeyboardInterrupt: it was interrupted. Unfinished trials go on when it is resumed.
     """
     check(search)
-    directory = RunDirectory.create(storage or _free_directory(search.name), search.to_json(), source_file=file)
+    definition = search.to_json()
+    directory = _same_search(storage, definition) if storage is not None else None
+    if directory is None:
+        directory = RunDirectory.create(storage or _free_directory(search.name), definition, source_file=file)
     return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
 
 
@@ -109,6 +116,15 @@ def stored_search(directory: RunDirectory) -> Search:
     )
 
 
+def _same_search(storage: Path, definition: dict[str, Any]) -> RunDirectory | None:
+    """The run directory at ``storage`` if it holds the search of this definition."""
+    try:
+        opened = RunDirectory.open(storage)
+    except InvalidValue:  # there is none
+        return None
+    return opened if opened.definition == json.loads(json.dumps(definition)) else None
+
+
 def _free_directory(name: str) -> Path:
     number = 1
     while (path := Path("runs") / f"{name}-{number}").exists():
@@ -136,10 +152,11 @@ def _drive(
             tracker.start_search(directory.definition, search.point_space.varying)
             session = Session(search, directory, tracker=tracker, display=display)
             session.extend(extra_trials)
-            with _cluster(search, address):
-                concurrent = concurrency(search)
-                with display:
-                    _fit(session, concurrent)
+            if session.left > 0:
+                with _cluster(search, address):
+                    concurrent = concurrency(search)
+                    with display:
+                        _fit(session, concurrent)
             session.close()
             state = "complete" if session.left == 0 else "stopped"
             write_trials_parquet(directory.path)
@@ -152,6 +169,8 @@ def _drive(
         display.finish(result.summary())
         if session.failure:
             raise RaydpError(session.failure)
+        if session.left > 0:  # Tune ended the search gracefully; callers see what they know from everywhere else
+            raise KeyboardInterrupt
         return result
 
 
@@ -220,9 +239,7 @@ def concurrency(search: Search) -> int:
 
 
 def _fit(session: Session, concurrent: int) -> None:
-    """Hand the session's trials to Tune until none is left."""
-    if session.left == 0:
-        return
+    """Hand the session's trials to Tune until none is left, or until the first interrupt."""
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's CSV, JSON and TensorBoard copies of everything
     # Tune's own notes speak of result files that are switched off here; what went wrong is in the trial's reason.
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
@@ -248,7 +265,12 @@ def _fit(session: Session, concurrent: int) -> None:
             verbose=0,
         ),
     )
-    tuner.fit()
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        tuner.fit()
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)  # Tune leaves its own, to which a later Ctrl-C would mean nothing
 
 
 class _Proposals(Searcher):

@@ -10,10 +10,9 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from raydp.errors import Infeasible, InvalidValue, RaydpError
+from raydp.errors import CorruptFile, Infeasible, InvalidValue, RaydpError
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NoiseKey
@@ -25,7 +24,7 @@ from raydp.search.results import epsilon_spent_quick
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
 from raydp.search.tracking import Tracker
-from raydp.search.trainable import Task
+from raydp.search.trainable import INTERRUPTED, Task
 
 MAX_INFEASIBLE_IN_A_ROW = 100
 
@@ -81,8 +80,11 @@ class Session:
     @property
     def left(self) -> int:
         """Trials that are still to be started or finished."""
-        finished = sum(1 for record in self._records.values() if record.finished and record.state != "infeasible")
-        return max(0, self.target - finished)
+        unfinished = sum(not record.finished for record in self._records.values())
+        new = self.target - sum(record.state != "infeasible" for record in self._records.values())
+        if self._sampling.size is not None:  # a grid may have fewer points than the search wants trials
+            new = min(new, self._sampling.size - self._sampling.next_number)
+        return unfinished + max(0, new)
 
     def extend(self, trials: int) -> None:
         """Add trials to the search, durably."""
@@ -94,8 +96,11 @@ class Session:
     def next_task(self) -> Task | None:
         """The next trial to train: an unfinished one of an earlier driver, else a new proposal; None when done.
 
-        Points without a plan are recorded with their reason, told to the sampler, and passed over.
+        Points without a plan are recorded with their reason, told to the sampler, and passed over. After a failure
+        of the search nothing is handed out any more.
         """
+        if self.failure is not None:
+            return None
         if self._unfinished:
             record = self._records[self._unfinished.pop(0)]
             return self._task(record)
@@ -131,8 +136,12 @@ class Session:
         self._display.progress(key, item["fraction"], item["metrics"].get(self.search.metrics[0]))
 
     def finished(self, key: str, item: Mapping[str, Any]) -> None:
-        """The trial ended in whatever way it says."""
+        """The trial ended in whatever way it says; if its storage failed, it stays unfinished and the search stops."""
         state, reason = item["state"], item["reason"]
+        if state == INTERRUPTED:
+            remedy = f"When that is repaired: raydp resume {self.directory.path}"
+            self.failure = f"trial {key} cannot go on: {reason}\n{remedy}"
+            return
         metrics = {name: list(values) for name, values in item["metrics"].items()}
         number = self._records[key].number
         if state == "complete":
@@ -220,15 +229,13 @@ class Session:
     def _task(self, record: TrialRecord) -> Task:
         search, resources = self.search, self.search.resources
         chosen, _, values = search.point(record.config)
-        path = Path(search.data).expanduser()
         return Task(
             directory=str(self.directory.path),
             key=record.key,
             method=chosen.name,
             config=values,
             seeds=tuple(search.seed + position for position in range(search.seeds)),
-            # A path is made absolute: the processes of a trial have other working directories.
-            data=str(path.resolve()) if path.exists() else search.data,
+            data=search.data_source,
             data_limit=search.data_limit,
             model=search.model_name(),
             paired=search.paired,
@@ -251,22 +258,32 @@ class Session:
             )
         NoiseKey.generate().save(path)
 
-    def _ledgers(self, key: str) -> list[Ledger]:
-        files = [path / "ledger.jsonl" for _, path in self.directory.runs(key)]
-        return [Ledger.read(file) for file in files if file.exists()]
+    def _ledgers(self, key: str) -> list[Ledger | None]:
+        """Of the trial's runs; None for a damaged one, which counts as its whole plan."""
+        found: list[Ledger | None] = []
+        for _, path in self.directory.runs(key):
+            file = path / "ledger.jsonl"
+            try:
+                found += [Ledger.read(file)] if file.exists() else []
+            except CorruptFile:
+                found.append(None)
+        return found
 
     def _spent(self, key: str) -> list[Mechanism]:
-        return [mechanism for ledger in self._ledgers(key) for mechanism in ledger.mechanisms]
+        plan = self._records[key].plan
+        whole = () if plan is None else plan.mechanisms
+        return [m for ledger in self._ledgers(key) for m in (whole if ledger is None else ledger.mechanisms)]
 
     def _epsilon(self, key: str) -> dict[str, Interval]:
         """Bounds of the trial's costliest run: the plan's certificate if a run was finished, else from the ledgers."""
-        plan = self._records[key].plan
-        ledgers = [ledger for ledger in self._ledgers(key) if ledger.mechanisms]
-        if plan is None or not ledgers:
+        plan, ledgers = self._records[key].plan, self._ledgers(key)
+        if plan is None:
             return {}
-        if any(all(ledger.steps(phase.name) == phase.steps for phase in plan.phases) for ledger in ledgers):
+        if any(x is None or all(x.steps(phase.name) == phase.steps for phase in plan.phases) for x in ledgers):
             return dict(plan.certificate)
-        found = [ledger.epsilon(plan.accountant) for ledger in ledgers]
+        found = [ledger.epsilon(plan.accountant) for ledger in ledgers if ledger is not None and ledger.mechanisms]
+        if not found:
+            return {}
         return {plan.accountant: max(found, key=lambda interval: interval.upper)}
 
     def _measured_on(self) -> str:

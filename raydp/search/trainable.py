@@ -19,6 +19,9 @@ from ray import tune
 
 from raydp.errors import Diverged, RaydpError
 
+#: State of an outcome that is no end: the storage failed, so the trial goes on from its checkpoint when it works again.
+INTERRUPTED = "interrupted"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -49,6 +52,8 @@ class Task:
 
 def outcomes(task: Task) -> Iterator[dict[str, Any]]:
     """Run the trial, yielding what becomes visible: progress, and at the end ``state``, ``reason`` and ``metrics``.
+
+    The state at the end is one of the journal's, or :data:`INTERRUPTED`.
 
     Each item has ``done``; a progress item has ``seed`` (position), ``fraction`` of the whole trial, ``step`` and
     ``metrics``. The last has ``metrics`` as name -> one value a finished seed.
@@ -93,10 +98,13 @@ def outcomes(task: Task) -> Iterator[dict[str, Any]]:
         except Diverged as error:
             state, reason = "diverged", str(error)
         except Exception as error:  # noqa: BLE001 - whatever a trial dies of, the search goes on and says so
+            if isinstance(error, OSError) or isinstance(error.__cause__, OSError):  # a full disk, say
+                state, reason = INTERRUPTED, str(error)
+                break  # with its key
             state, reason = "failed", f"{type(error).__name__}: {error}"
             _keep_traceback(spec.directory)
+        NoiseKey.destroy(spec.key_file)  # the run is over, so its steps will not be replayed
         if state != "complete":
-            NoiseKey.destroy(spec.key_file)  # the run is over, so its steps will not be replayed
             break
         for name, value in report.metrics.items():
             results.setdefault(name, []).append(value)
