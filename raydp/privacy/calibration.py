@@ -194,11 +194,16 @@ class _Solver:
             interval = search.certify(start)
             if interval.upper > target:
                 search.all_directions()
-            elif interval.upper >= target * (1 - SLACK) and not search.too_coarse(interval):
-                self._last = (mechanisms(start), interval)
-                return start
-            elif not search.refine():
-                return start
+            elif (interval.upper >= target * (1 - SLACK) and not search.too_coarse(interval)) or not search.refine():
+                break
+        # The public accountant picks its own grid. Its answer is what a ledger or a reviewer will find again, so it
+        # decides; started here, a few evaluations suffice.
+        interval = self._interval(mechanisms(start))
+        if not target * (1 - SLACK) <= interval.upper <= target:
+            start = _search(lambda sigma: self.upper(mechanisms(sigma)), target, start, spec)
+            interval = self._interval(mechanisms(start))
+        self._last = (mechanisms(start), interval)
+        return start
 
 
 class _PldSearch:

@@ -93,7 +93,10 @@ def test_peers_b1_b11_the_plan_reports_what_the_same_accountant_finds_again(acco
     plan = solve(3, 1e-5, *two_phases(0.3, 0.3), accountant=accountant)
     assert_exact(plan)
     again = epsilon(plan.mechanisms, delta=1e-5, accountant=accountant)
-    assert again.upper == pytest.approx(plan.epsilon.upper, rel=3e-2 if accountant == "prv" else 5e-4)
+    if accountant == "prv":  # calibrated on a finer grid than a cross-check's
+        assert again.upper == pytest.approx(plan.epsilon.upper, rel=3e-2)
+    else:
+        assert again == plan.epsilon
     assert again.lower <= plan.budget.epsilon
 
 
