@@ -8,6 +8,7 @@ gradients without the ordinary weight gradients, and nothing is stored on the mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ from raydp.errors import InvalidValue
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
+# Per-example gradients held at once run fastest when they stay near the processor's caches: 16 MiB of float32.
+_PREFERRED_FLOATS = 2**22
+_SMALLEST_BATCH = 32  # below it, the calls cost more than the arithmetic
+
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum (not mean) of the examples' cross-entropies, so that each example's gradient is in per-example units."""
@@ -29,41 +34,39 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[Tensor, Tensor]:
     """Per-example gradients of an ungrouped Conv2d, faster than the general formula (which serves all else).
 
-    Many channels at many positions: one batched product for each kernel offset on a shifted view, since unfolding
-    would copy the input k_h·k_w times and costs more than the products (measured; ``tests/benchmarks/bench_step.py``).
+    The gradient is a product of output gradients and patches. Patches are copied from a strided view, which beats
+    ``F.unfold``. Many channels at many positions are unfolded along the width alone, one product for each kernel row:
+    a row's patches are then a slice, so the copy is k_w instead of k_h·k_w times the input
+    (measured; ``tests/benchmarks/bench_step.py``).
     """
-    wide = layer.in_channels >= 16 and output_gradient[0, 0].numel() >= 256
     if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
         return GradSampleModule.GRAD_SAMPLERS[nn.Conv2d](layer, activations, output_gradient)
-    flat = output_gradient.flatten(2)
+    flat = output_gradient.flatten(2)  # (n, outputs, positions)
     result: dict[Tensor, Tensor] = {}
     if layer.bias is not None and layer.bias.requires_grad:
         result[layer.bias] = flat.sum(dim=2)
     if not layer.weight.requires_grad:
         return result
-    if not wide:
-        columns = F.unfold(activations[0], layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        result[layer.weight] = torch.bmm(flat, columns.transpose(1, 2)).view(-1, *layer.weight.shape)
-        return result
     (pad_h, pad_w), (step_h, step_w), (gap_h, gap_w) = layer.padding, layer.stride, layer.dilation
+    kernel_h, kernel_w = layer.kernel_size
     padded = F.pad(activations[0], (pad_w, pad_w, pad_h, pad_h))
-    height, width = output_gradient.shape[2:]
-    offsets = [
-        torch.bmm(
-            flat,
-            padded[
-                :,
-                :,
-                row * gap_h : row * gap_h + step_h * (height - 1) + 1 : step_h,
-                column * gap_w : column * gap_w + step_w * (width - 1) + 1 : step_w,
-            ]
-            .flatten(2)
-            .transpose(1, 2),
-        )
-        for row in range(layer.kernel_size[0])
-        for column in range(layer.kernel_size[1])
-    ]
-    result[layer.weight] = torch.stack(offsets, dim=-1).view(-1, *layer.weight.shape)
+    (n, channels, rows, _), (height, width) = padded.shape, output_gradient.shape[2:]
+    by_n, by_channel, by_row, by_column = padded.stride()
+    if step_h > 1 or channels < 16 or height * width < 256:
+        patches = padded.as_strided(
+            (n, channels, kernel_h, kernel_w, height, width),
+            (by_n, by_channel, gap_h * by_row, gap_w * by_column, step_h * by_row, step_w * by_column),
+        ).reshape(n, channels * kernel_h * kernel_w, height * width)
+        result[layer.weight] = torch.bmm(flat, patches.transpose(1, 2)).view(-1, *layer.weight.shape)
+        return result
+    strips = padded.as_strided(
+        (n, channels, kernel_w, rows, width), (by_n, by_channel, gap_w * by_column, by_row, step_w * by_column)
+    ).reshape(n, channels * kernel_w, rows * width)
+    kernel_rows = []
+    for row in range(kernel_h):
+        patches = strips[:, :, row * gap_h * width : (row * gap_h + height) * width]
+        kernel_rows.append(torch.bmm(flat, patches.transpose(1, 2)).view(n, -1, channels, kernel_w))
+    result[layer.weight] = torch.stack(kernel_rows, dim=3)
     return result
 
 
@@ -85,6 +88,11 @@ class PerExampleGradients:
     Args:
         model: a model in which no layer mixes examples (see :func:`raydp.models.validate_model`).
         loss: maps logits (n, …) and labels (n, …) to the *sum* of the examples' losses.
+
+    Attributes:
+        engine: ``captured`` or ``vmap``.
+        preferred_batch: the number of examples at a time that is fast for a model of this size; a smaller batch
+            saves memory, a larger one mostly costs it.
     """
 
     def __init__(self, model: nn.Module, loss: LossFunction = cross_entropy_sum) -> None:
@@ -92,6 +100,7 @@ class PerExampleGradients:
         self.loss = loss
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.preferred_batch = max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, sum(map(torch.numel, self.parameters))))
         self._layers = _layers(model)
         formulas = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _conv2d_formula}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
@@ -142,7 +151,10 @@ class PerExampleGradients:
                 assert formula is not None  # else the engine would be vmap
                 for parameter, gradient in formula(module, [activation], output_gradient).items():
                     gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
-        return [gradients.get(p, p.new_zeros((len(images), *p.shape))) for p in self.parameters]
+        return [
+            gradients[p] if p in gradients else p.new_zeros((len(images), *p.shape))  # the model did not use it
+            for p in self.parameters
+        ]
 
     def _vmapped(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         trainable = dict(zip(self.names, (parameter.detach() for parameter in self.parameters), strict=True))
@@ -157,6 +169,16 @@ class PerExampleGradients:
 
         gradients = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))(trainable, images, labels)
         return [gradients[name] for name in self.names]
+
+
+def equal_parts(count: int, limit: int) -> list[slice]:
+    """Cut ``count`` examples into the fewest consecutive parts of at most ``limit``, of sizes that differ by at most 1.
+
+    A Poisson batch is hardly ever a multiple of the limit; a small rest would cost almost as much as a full part.
+    """
+    parts = -(-count // limit)
+    edges = [count * part // parts for part in range(parts + 1)] if parts else [0]
+    return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 def average_copies(gradients: Sequence[Tensor], multiplicity: int) -> list[Tensor]:

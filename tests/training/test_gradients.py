@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.errors import InvalidValue
-from raydp.training.gradients import PerExampleGradients, average_copies, cross_entropy_sum
+from raydp.training.gradients import PerExampleGradients, average_copies, cross_entropy_sum, equal_parts
 
 
 def looped(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
@@ -122,3 +122,11 @@ def test_copies_of_an_example_are_averaged_before_clipping() -> None:
     gradient = torch.arange(12.0).reshape(6, 2)
     (averaged,) = average_copies([gradient], 3)
     torch.testing.assert_close(averaged, torch.tensor([[2.0, 3.0], [8.0, 9.0]]))
+
+
+@given(count=st.integers(0, 700), limit=st.integers(1, 300))
+def test_parts_are_few_equal_and_cover_the_batch(count: int, limit: int) -> None:
+    parts = [range(count)[part] for part in equal_parts(count, limit)]
+    assert [index for part in parts for index in part] == list(range(count))
+    assert len(parts) == -(-count // limit)
+    assert all(max(map(len, parts)) - len(part) <= 1 and 0 < len(part) <= limit for part in parts)
