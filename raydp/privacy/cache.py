@@ -18,7 +18,7 @@ from raydp.privacy.mechanism import PhaseSpec
 from raydp.privacy.plan import Plan
 
 # Raised whenever calibration would answer differently, or the layout of a stored plan changes.
-LAYOUT = 2
+LAYOUT = 3
 _PACKAGES = ("dp-accounting", "prv-accountant", "opacus", "numpy", "scipy")
 
 

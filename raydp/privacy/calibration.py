@@ -1,4 +1,4 @@
-"""Calibration: the noise multipliers with which a trial's phases spend exactly its budget (METHODS 2.5).
+"""Calibration: the noise multipliers with which a trial's phases spend exactly its budget.
 
 All phases but the last are calibrated alone, each to its nominal share of epsilon at the full delta. The last one takes
 what the *composition* leaves (``split="composed"``). Adding epsilons up instead (``split="naive"``) is private as well
@@ -99,7 +99,8 @@ def _solve(
     solved: list[Phase] = []
     for spec in earlier:
         share = spec.share or 0.0
-        solved.append(Phase(spec=spec, noise_multiplier=solver.sigma(spec, (), budget.epsilon * share)))
+        sigma = solver.sigma(spec, (), budget.epsilon * share, nominal=True)
+        solved.append(Phase(spec=spec, noise_multiplier=sigma))
     fixed = tuple(phase.mechanism for phase in solved)
     nominal = sum(spec.share or 0.0 for spec in earlier)
     if split == "naive":
@@ -170,8 +171,10 @@ class _Solver:
             adjacency=self.budget.adjacency,
         )
 
-    def sigma(self, spec: PhaseSpec, fixed: tuple[Mechanism, ...], target: float) -> float:
+    def sigma(self, spec: PhaseSpec, fixed: tuple[Mechanism, ...], target: float, *, nominal: bool = False) -> float:
         """Smallest sigma of ``spec`` with which ``fixed`` and it stay within ``target``; rounded up.
+
+        ``nominal``: the target is a phase's share, which the certificate of the whole plan does not depend on.
 
         Raises:
             Infeasible: epsilon stays below the target even without noise.
@@ -196,6 +199,8 @@ class _Solver:
                 search.all_directions()
             elif (interval.upper >= target * (1 - SLACK) and not search.too_coarse(interval)) or not search.refine():
                 break
+        if nominal:
+            return start
         # The public accountant picks its own grid. Its answer is what a ledger or a reviewer will find again, so it
         # decides; started here, a few evaluations suffice.
         interval = self._interval(mechanisms(start))

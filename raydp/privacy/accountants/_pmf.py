@@ -135,6 +135,11 @@ def _support(loss: _VectorizedGaussianLoss) -> tuple[float, float]:
     return float(bounds.epsilon_lower), float(bounds.epsilon_upper)
 
 
+def loss_range(noise_multiplier: float, sample_rate: float, direction: str, log_tail: float) -> tuple[float, float]:
+    """Least and greatest privacy loss of one step in a direction, up to tails of mass e^log_tail."""
+    return _support(_loss(noise_multiplier, sample_rate, direction, log_tail))
+
+
 def _loss(noise_multiplier: float, sample_rate: float, direction: str, log_tail: float) -> _VectorizedGaussianLoss:
     return _VectorizedGaussianLoss(
         noise_multiplier,

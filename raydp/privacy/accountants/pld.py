@@ -1,6 +1,13 @@
 """Privacy-loss distributions (dp-accounting): the default accountant, certified from both sides.
 
-What the certificate relies on:
+The *upper* bound, the one that is held against a budget, is dp-accounting's own from end to end (``library``). Its cost
+and its scalar interface make it a poor thing to search with, and it has no lower bound that is of use for many
+steps. So
+its distributions are also composed here: that finds noise multipliers in milliseconds, bounds epsilon from below, and
+answers from above where the library is out of reach (delta below 1e-10, or too many grid points); then the interval's
+``fallback`` says so.
+
+What the bounds that are composed here rely on:
 
 * dominating pairs of the Poisson-subsampled Gaussian for ADD, REMOVE (and REPLACE) as dp-accounting defines them, of
   which the composition dominates the adaptive composition (Zhu, Dong & Wang 2022, arXiv 2106.08567);
@@ -15,10 +22,13 @@ variance of about w²/6 to the loss, which moves epsilon by T·w²·(theta + 1)/
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
+from raydp.errors import RaydpError
 from raydp.privacy import gaussian
+from raydp.privacy.accountants import library
 from raydp.privacy.accountants._compose import Composition, GridTooLarge
 from raydp.privacy.accountants._pmf import Pmf, Shape, optimistic, pessimistic
 from raydp.privacy.budget import Adjacency
@@ -117,7 +127,7 @@ def bound(
 
 
 class PldAccountant:
-    """See the module. ``epsilon`` costs some milliseconds to a second and at most a few hundred megabytes."""
+    """See the module. ``epsilon`` costs some hundredths of a second to seconds and at most a few hundred megabytes."""
 
     name = "pld"
 
@@ -138,7 +148,8 @@ class PldAccountant:
             if wanted.width > 0.7 * used.width or used.width > grid.width or attempt == REFINEMENTS - 1:
                 break
             grid = wanted
-        return certify(merged, delta=delta, adjacency=adjacency, grid=used, upper=upper, theta=theta, others=others)
+        own = certify(merged, delta=delta, adjacency=adjacency, grid=used, upper=upper, theta=theta, others=others)
+        return with_library(own, merged, delta=delta, adjacency=adjacency)
 
 
 def certify(
@@ -166,6 +177,25 @@ def certify(
         upper = min(upper, max([finer, *upper_bounds(merged, others, delta=delta, grid=grid)]))
         lower = max(lower, bound(merged, delta=delta, direction=main, grid=grid, upper=False)[0])
     return interval(lower, upper)
+
+
+def with_library(own: Interval, merged: Sequence[Mechanism], *, delta: float, adjacency: Adjacency) -> Interval:
+    """``own`` with dp-accounting's upper bound in place of ours, or with the reason why not.
+
+    Raises:
+        RaydpError: the library claims less than the proven lower bound.
+    """
+    grid = Grid(epsilon=min(max(own.upper, 1e-5), 1e4), delta=delta, steps=sum(item.steps for item in merged))
+    try:
+        upper = library.upper_bound(merged, delta=delta, adjacency=adjacency, width=grid.width)
+    except library.OutOfReach as reason:
+        return dataclasses.replace(own, fallback=f"{reason}; its distributions were composed by raydp")
+    if upper < own.lower * (1 - _ROUNDING):
+        raise RaydpError(
+            f"dp-accounting claims epsilon <= {upper:.9g}, but {own.lower:.9g} is a proven lower bound, for {merged}. "
+            "Report it."
+        )
+    return interval(own.lower, upper)
 
 
 def upper_bounds(merged: Sequence[Mechanism], others: Sequence[str], *, delta: float, grid: Grid) -> list[float]:
