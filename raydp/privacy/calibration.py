@@ -18,6 +18,7 @@ from raydp import _validate
 from raydp.errors import Infeasible, InvalidValue, RaydpError
 from raydp.privacy import gaussian
 from raydp.privacy.accountants import ACCOUNTANTS, accountant_for, evaluate, pld
+from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.cache import PlanCache, plan_key
 from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
@@ -154,8 +155,11 @@ class _Solver:
         self._last: tuple[tuple[Mechanism, ...], Interval] | None = None
 
     def upper(self, mechanisms: tuple[Mechanism, ...]) -> float:
-        """The certified upper bound."""
-        return self._interval(mechanisms).upper
+        """The certified upper bound; infinite where there is none."""
+        try:
+            return self._interval(mechanisms).upper
+        except Refused:
+            return math.inf
 
     def certificate(self, mechanisms: tuple[Mechanism, ...]) -> Interval:
         """The interval that the search of the last sigma ended with, or a fresh one."""

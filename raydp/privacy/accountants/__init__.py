@@ -13,8 +13,9 @@ from typing import Protocol
 
 from raydp import _validate
 from raydp.privacy.accountants.pld import PldAccountant
-from raydp.privacy.accountants.prv import PrvAccountant, PrvRefused
+from raydp.privacy.accountants.prv import PrvAccountant
 from raydp.privacy.accountants.rdp import RdpAccountant
+from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.budget import ADJACENCIES, Adjacency
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
@@ -78,12 +79,18 @@ def epsilon(
 def evaluate(
     accountant: Accountant, mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adjacency
 ) -> Interval:
-    """``accountant.epsilon`` with the fallback to pld on refusal, recorded in the interval."""
+    """``accountant.epsilon`` with the fallback to pld on refusal, recorded in the interval.
+
+    Raises:
+        Refused: pld itself has no finite bound.
+    """
     try:
         return accountant.epsilon(mechanisms, delta=delta, adjacency=adjacency)
-    except PrvRefused as refusal:
+    except Refused as refusal:
+        if accountant.name == "pld":
+            raise
         answer = _BY_NAME["pld"].epsilon(mechanisms, delta=delta, adjacency=adjacency)
-        return dataclasses.replace(answer, fallback=f"prv refused, pld answered: {refusal}")
+        return dataclasses.replace(answer, fallback=f"{accountant.name} refused, pld answered: {refusal}")
 
 
 __all__ = ["ACCOUNTANTS", "Accountant", "accountant_for", "epsilon", "evaluate"]

@@ -31,6 +31,7 @@ from raydp.privacy import gaussian
 from raydp.privacy.accountants import library
 from raydp.privacy.accountants._compose import Composition, GridTooLarge
 from raydp.privacy.accountants._pmf import Pmf, Shape, optimistic, pessimistic
+from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.budget import Adjacency
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
@@ -204,6 +205,8 @@ def upper_bounds(merged: Sequence[Mechanism], others: Sequence[str], *, delta: f
 
 
 def interval(lower: float, upper: float) -> Interval:
+    if not math.isfinite(upper):
+        raise Refused("so little noise that no finite epsilon can be certified; raise sigma")
     # Never exactly 0 for a mechanism that touched data (tensorflow/privacy#166).
     upper = max(upper, 1e-9)
     lower = min(lower, upper)

@@ -22,10 +22,10 @@ from prv_accountant.privacy_random_variables import (
 )
 from scipy import fft
 
-from raydp.errors import RaydpError
 from raydp.privacy import gaussian
 from raydp.privacy.accountants.pld import equivalent_mu, merge
 from raydp.privacy.accountants.rdp import RdpAccountant
+from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.accountants.replace import via_add_remove
 from raydp.privacy.budget import Adjacency
 from raydp.privacy.mechanism import Mechanism
@@ -33,10 +33,6 @@ from raydp.privacy.plan import Interval
 
 MAX_GRID = 1 << 20
 COMFORTABLE_GRID = 1 << 17
-
-
-class PrvRefused(RaydpError):
-    """The PRV grid would be too large, or the package could not bound its own error."""
 
 
 class PrvAccountant:
@@ -53,7 +49,7 @@ class PrvAccountant:
         self.relative_error = relative_error
 
     def epsilon(self, mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adjacency) -> Interval:
-        """Raises PrvRefused where the grid or the package's arithmetic does not allow an answer."""
+        """Raises Refused where the grid or the package's arithmetic does not allow an answer."""
         merged = merge(mechanisms)
         replace = adjacency == "replace_one"
         if replace and all(item.sample_rate == 1.0 for item in merged):
@@ -99,7 +95,7 @@ class PrvAccountant:
             if points <= COMFORTABLE_GRID:
                 break
         if not points <= MAX_GRID:
-            raise PrvRefused(f"a PRV grid of {points:.2g} points exceeds {MAX_GRID}")
+            raise Refused(f"a PRV grid of {points:.2g} points exceeds {MAX_GRID}")
         # The package makes 2k + 2 points of a half-width in (k - 1, k] meshes; widened so that the FFT is fast.
         size_wanted = 2 * math.ceil(half_width / mesh) + 2
         while size_wanted % 2 or fft.next_fast_len(size_wanted, real=True) != size_wanted:
@@ -123,7 +119,7 @@ class PrvAccountant:
                 )
                 lower, estimate, upper = accountant.compute_epsilon(delta, steps)
         except (RuntimeError, ValueError, OverflowError, AssertionError) as error:
-            raise PrvRefused(f"prv-accountant: {error or type(error).__name__}") from error
+            raise Refused(f"prv-accountant: {error or type(error).__name__}") from error
         if not all(math.isfinite(value) for value in (lower, estimate, upper)):
-            raise PrvRefused("prv-accountant returned a value that is not finite")
+            raise Refused("prv-accountant returned a value that is not finite")
         return lower, estimate, upper

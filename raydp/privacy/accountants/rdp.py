@@ -16,6 +16,7 @@ import numpy as np
 from opacus.accountants.analysis import rdp as analysis
 
 from raydp.privacy.accountants.pld import merge
+from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.accountants.replace import via_add_remove
 from raydp.privacy.budget import Adjacency
 from raydp.privacy.mechanism import Mechanism
@@ -72,6 +73,8 @@ class RdpAccountant:
         else:
             # replace_one on all data is the Gaussian mechanism with twice the sensitivity.
             upper = self._upper(merged, delta=delta, scale=4.0 if adjacency == "replace_one" else 1.0)
+        if not math.isfinite(upper):
+            raise Refused("Opacus' analysis is finite at no order for so little noise")
         upper = max(upper, 1e-9)
         return Interval(lower=0.0, estimate=upper, upper=upper, accountant="rdp")
 
