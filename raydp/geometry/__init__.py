@@ -2,6 +2,17 @@
 
 from raydp.geometry.base import Geometry
 from raydp.geometry.identity import Identity
+from raydp.geometry.preconditioning import PostConditioning, PreConditioning
 from raydp.geometry.support import Support, support_size, top_k
+from raydp.geometry.whitening import Whitening
 
-__all__ = ["Geometry", "Identity", "Support", "support_size", "top_k"]
+__all__ = [
+    "Geometry",
+    "Identity",
+    "PostConditioning",
+    "PreConditioning",
+    "Support",
+    "Whitening",
+    "support_size",
+    "top_k",
+]

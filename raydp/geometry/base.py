@@ -18,9 +18,11 @@ class Geometry(Protocol):
     """Projects per-example gradients into coordinates, and lifts what was released back.
 
     Attributes:
-        sizes: the number of coordinates of each parameter tensor; noise is drawn on exactly these.
+        sizes: the number of coordinates of each tensor that is released; noise is drawn on exactly these. A tensor
+            holds the coordinates of a parameter, or of a block of several.
         support: None when every parameter entry is trained; else, for each parameter tensor, the sorted flat indices
-            (int64) of the entries that are trained. All others stay frozen.
+            (int64) of the entries that are trained. All others stay frozen. The same object as long as nothing
+            changes: the optimiser starts anew with another.
     """
 
     @property
@@ -30,7 +32,7 @@ class Geometry(Protocol):
     def support(self) -> tuple[Tensor, ...] | None: ...
 
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Map per-example gradients (n, *shape) to coordinates (n, size), one tensor for each parameter."""
+        """Map per-example gradients (n, *shape) to coordinates (n, size), one tensor for each of ``sizes``."""
         ...
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from raydp import _validate
 from raydp.methods.base import GradientHyperparameters, Method, Policy, PublicExamples, Setting
+from raydp.methods.dp_ngd import DpNgd
 from raydp.methods.dp_sgd import DpSgd
 from raydp.methods.online import Online, OnlineHyperparameters, OnlineTopKHyperparameters
 from raydp.methods.two_phase import TwoPhase
@@ -36,6 +37,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 summary="one phase; a fresh random support each epoch",
                 hyperparameters=OnlineHyperparameters,
             ),
+            DpNgd(),
         )
     }
 )

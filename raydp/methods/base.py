@@ -103,12 +103,14 @@ class Setting:
             public data is post-processing.
         seed: drives public randomness only.
         public: public examples, or None where the search names none.
+        input_shape: (C, H, W) of the images, a public constant; None where there are none.
     """
 
     plan: Plan
     model: nn.Module
     seed: int
     public: PublicExamples | None = None
+    input_shape: tuple[int, int, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,23 +3,21 @@
 Opacus' ``GradSampleModule`` wraps the model, lets ``loss.backward()`` also compute every ordinary weight gradient, and
 hangs the result on the parameters. Here the same per-layer formulas (``opacus.grad_sample``) are fed directly: forward
 hooks keep each layer's input and output, one ``torch.autograd.grad`` with respect to the *outputs* gives the output
-gradients without the ordinary weight gradients, and nothing is stored on the model.
+gradients without the ordinary weight gradients, and nothing is stored on the model
+(:mod:`raydp.geometry.capture`).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydp.errors import InvalidValue
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+from raydp.geometry.capture import LossFunction, capture, gradients_of_calls, layers_of, vmapped_gradients
 
 # Per-example gradients held at once run fastest when they stay near the processor's caches: 16 MiB of float32.
 _PREFERRED_FLOATS = 2**22
@@ -70,15 +68,6 @@ def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient
     return result
 
 
-def _layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules that own trainable parameters directly."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-    ]
-
-
 class PerExampleGradients:
     """Callable that returns the gradient of each example's own loss with respect to every trainable parameter.
 
@@ -101,7 +90,7 @@ class PerExampleGradients:
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.preferred_batch = max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, sum(map(torch.numel, self.parameters))))
-        self._layers = _layers(model)
+        self._layers = layers_of(model)
         formulas = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _conv2d_formula}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
         self.engine = "vmap" if None in self._formulas.values() else "captured"
@@ -121,54 +110,15 @@ class PerExampleGradients:
         return self._captured(images, labels) if self.engine == "captured" else self._vmapped(images, labels)
 
     def _captured(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        calls: list[tuple[str, nn.Module, Tensor, Tensor, int]] = []
-
-        def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-                calls.append((name, module, inputs[0].detach(), output, output._version))
-
-            return hook
-
-        handles = [module.register_forward_hook(keep(name)) for name, module in self._layers]
-        try:
-            loss = self.loss(self.model(images), labels)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for name, module, _, output, version in calls:
-            if output._version != version:
-                raise InvalidValue(
-                    name or "model",
-                    type(module).__name__,
-                    "has an output that a later layer changes in place, which would falsify its per-example gradient",
-                    "Use the out-of-place form after it, such as nn.ReLU(inplace=False).",
-                )
-        output_gradients = torch.autograd.grad(loss, [call[3] for call in calls])
-        gradients: dict[Tensor, Tensor] = {}
-        with torch.no_grad():
-            for (_, module, activation, _, _), output_gradient in zip(calls, output_gradients, strict=True):
-                formula = self._formulas[type(module)]
-                assert formula is not None  # else the engine would be vmap
-                for parameter, gradient in formula(module, [activation], output_gradient).items():
-                    gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+        calls = capture(self.model, images, lambda logits: self.loss(logits, labels), self._layers)
+        gradients = gradients_of_calls(calls, self._formulas)
         return [
             gradients[p] if p in gradients else p.new_zeros((len(images), *p.shape))  # the model did not use it
             for p in self.parameters
         ]
 
     def _vmapped(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        trainable = dict(zip(self.names, (parameter.detach() for parameter in self.parameters), strict=True))
-        others = {
-            **{name: p.detach() for name, p in self.model.named_parameters() if not p.requires_grad},
-            **dict(self.model.named_buffers()),
-        }
-
-        def example_loss(values: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-            logits = torch.func.functional_call(self.model, {**values, **others}, (image.unsqueeze(0),))
-            return self.loss(logits, label.unsqueeze(0))
-
-        gradients = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))(trainable, images, labels)
-        return [gradients[name] for name in self.names]
+        return vmapped_gradients(self.model, self.loss, self.names, images, labels)
 
 
 def equal_parts(count: int, limit: int) -> list[slice]:

@@ -153,7 +153,9 @@ class _Run:
         models.validate_model(self.model)
         self.gradients = PerExampleGradients(self.model)
         self.parameters = self.gradients.parameters
-        setting = Setting(plan=spec.plan, model=self.model, seed=spec.seed, public=self._public())
+        setting = Setting(
+            plan=spec.plan, model=self.model, seed=spec.seed, public=self._public(), input_shape=private.input_shape
+        )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
         decay = self.hyperparameters.ema_decay
         self.average = WeightAverage(self.parameters, decay) if decay else None
@@ -277,10 +279,11 @@ class _Run:
 
     def _geometry(self, phase: Phase, step: int) -> Geometry:
         geometry = self.policy.geometry(phase.name, step)
-        if geometry is not self.geometry:
-            # A new optimiser: momentum of another support would move coordinates that are frozen now.
+        if self.geometry is None or geometry.support is not self.geometry.support:
+            # A new optimiser: momentum of another support would move coordinates that are frozen now. A geometry that
+            # changes without its support (a new curvature) lifts into the same coordinates, so momentum goes on.
             self.optimizer = self._new_optimizer(geometry)
-            self.geometry = geometry
+        self.geometry = geometry
         return geometry
 
     def _new_optimizer(self, geometry: Geometry) -> CoordinateOptimizer:

@@ -1,0 +1,282 @@
+"""DP-NGD (arXiv 2607.05866): whiten per-example gradients by a public curvature, clip, noise, and map back.
+
+The Fisher matrix is estimated on public examples (or on structured noise) at the current weights, every few steps; a
+floor λ_t on its eigenvalues follows a schedule. Both are functions of public data and of earlier private outputs, so a
+step costs what a step of DP-SGD costs. The one-sided ``pre`` and ``post`` arms of the paper's ablation differ in the
+geometry alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydp import _validate
+from raydp.errors import InvalidValue
+from raydp.geometry.blocks import blocks_of
+from raydp.geometry.clamping import CLAMPINGS, ClampingSchedule, safe_floor
+from raydp.geometry.curvature import Curvature
+from raydp.geometry.kfac import FORMS, LABELS, estimate_curvature, example_gradients, pink_noise
+from raydp.geometry.preconditioning import PostConditioning, PreConditioning
+from raydp.geometry.whitening import FlooredGeometry, Whitening
+from raydp.methods.base import GradientHyperparameters, Method, Policy, Setting, option
+from raydp.privacy.mechanism import PhaseSpec
+
+ARMS = ("whitened", "pre", "post")
+SOURCES = ("public", "noise")
+_PROBE = 128  # public examples whose clipping is looked at in a report
+_PROBE_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpNgdHyperparameters(GradientHyperparameters):
+    """The shared hyperparameters, the curvature's and the floor's."""
+
+    clip_norm: float = option(10.0, "C, one L2 norm over all coordinates of an example, in the arm's own geometry")
+    reference_learning_rate: float | None = option(
+        None, "learning rate of the DP-SGD whose step length is the safe one; none takes learning_rate"
+    )
+    reference_clip_norm: float = option(1.0, "clip norm of that DP-SGD")
+    clamping: str = option("dynamic", "the floor on eigenvalues: dynamic, fixed (at lambda_safe) or none (diverges)")
+    lambda_safe: float | None = option(None, "the floor at both ends of the schedule; none takes the step equivalence")
+    kappa: float = option(1e-2, "lambda_base / lambda_safe, in (0, 1]")
+    lambda_base: float | None = option(None, "the low plateau of the dynamic floor; none takes kappa * lambda_safe")
+    decay_fraction: float = option(0.1, "T1/T, the share of the steps in which the floor falls, in [0, 1]")
+    exponent: float = option(10.0, "p >= 1, the exponent with which the floor rises again")
+    curvature_interval: int = option(8, "steps between two estimates of the curvature")
+    curvature_form: str = option("expand", "positions of a convolution: expand (independent) or reduce (averaged)")
+    fisher_labels: str = option("model", "labels of the Fisher matrix: model (drawn from it), random or given")
+    curvature_source: str = option("public", "where the curvature comes from: public examples, or structured noise")
+    noise_examples: int = option(500, "number of noise images, with curvature_source = noise")
+    noise_exponent: float = option(1.0, "a >= 0 of their power spectrum 1/f^a: 0 white, 1 pink, 2 like natural images")
+    arm: str = option("whitened", "whitened (DP-NGD), pre or post: the curvature on both sides of the noise or on one")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of("arm", self.arm, ARMS)
+        _validate.one_of("clamping", self.clamping, CLAMPINGS)
+        _validate.one_of("curvature_form", self.curvature_form, FORMS)
+        _validate.one_of("fisher_labels", self.fisher_labels, LABELS)
+        _validate.one_of("curvature_source", self.curvature_source, SOURCES)
+        _validate.integer("curvature_interval", self.curvature_interval, low=1)
+        _validate.integer("noise_examples", self.noise_examples, low=1)
+        _validate.between("noise_exponent", self.noise_exponent, 0, 10)
+        _validate.between("kappa", self.kappa, 0, 1, low_open=True)
+        _validate.between("decay_fraction", self.decay_fraction, 0, 1)
+        for name in ("reference_learning_rate", "reference_clip_norm", "lambda_safe", "lambda_base"):
+            if getattr(self, name) is not None:
+                _validate.positive(name, getattr(self, name))
+        self._refuse_what_has_no_effect()
+        self.clamping_schedule(1)  # its own rules
+
+    def _refuse_what_has_no_effect(self) -> None:
+        if self.lambda_base is not None and self.clamping != "dynamic":
+            raise InvalidValue(
+                "lambda_base",
+                self.lambda_base,
+                f"has no effect with clamping = {self.clamping!r}",
+                "Leave it out, or set clamping = 'dynamic'.",
+            )
+        if self.lambda_safe is not None and self.clamping == "none":
+            raise InvalidValue(
+                "lambda_safe", self.lambda_safe, "has no effect with clamping = 'none'", "Leave it out, or clamp."
+            )
+        if self.curvature_source == "noise" and self.fisher_labels == "given":
+            raise InvalidValue(
+                "fisher_labels", "given", "needs labelled examples, but noise has none", "Choose model or random."
+            )
+
+    @property
+    def step_equivalence(self) -> float:
+        """(ηC/η_sC_s)²: the squared length of a step with F̃ = 1 against that of the reference DP-SGD."""
+        reference = self.learning_rate if self.reference_learning_rate is None else self.reference_learning_rate
+        return safe_floor(
+            learning_rate=self.learning_rate,
+            clip_norm=self.clip_norm,
+            reference_learning_rate=reference,
+            reference_clip_norm=self.reference_clip_norm,
+        )
+
+    @property
+    def safe_floor(self) -> float:
+        """λ_safe: where a step, with all eigenvalues at the floor, is as long as the reference DP-SGD's.
+
+        A whitened step is at most ηC/√λ long, hence (ηC/η_sC_s)² (METHODS 1.6). A pre-conditioned step is at most ηC/λ
+        long, hence ηC/η_sC_s. The floor does not bound a post-conditioned one, which takes the whitened arm's.
+        """
+        if self.lambda_safe is not None:
+            return self.lambda_safe
+        return self.step_equivalence**0.5 if self.arm == "pre" else self.step_equivalence
+
+    def clamping_schedule(self, steps: int) -> ClampingSchedule:
+        """λ_t over T = ``steps``."""
+        return ClampingSchedule(
+            kind=self.clamping,
+            lambda_safe=self.safe_floor,
+            lambda_base=self.kappa * self.safe_floor if self.lambda_base is None else self.lambda_base,
+            steps=steps,
+            decay_steps=round(self.decay_fraction * steps),
+            exponent=self.exponent,
+        )
+
+
+class DpNgdPolicy(Policy):
+    """Estimates the curvature every ``curvature_interval`` steps, and moves the floor at every step.
+
+    Raises:
+        InvalidValue: there are no examples for the curvature, or their labels are no classes of the model.
+    """
+
+    def __init__(self, hyperparameters: DpNgdHyperparameters, setting: Setting) -> None:
+        self._hyperparameters = hyperparameters
+        self._model, self._seed = setting.model, setting.seed
+        self._blocks = blocks_of(setting.model)
+        self._clamping = hyperparameters.clamping_schedule(setting.plan.phase("train").steps)
+        self._images, self._labels = self._examples(setting)
+        self._curvature: Curvature | None = None
+        self._estimated_at = -1
+        self._geometry: FlooredGeometry | None = None
+        self._step = 0
+
+    def _examples(self, setting: Setting) -> tuple[Tensor, Tensor | None]:
+        """Images, and labels if they are used."""
+        chosen = self._hyperparameters
+        if chosen.curvature_source == "noise":
+            if setting.input_shape is None:
+                raise InvalidValue("input_shape", None, "must be known to draw noise images", "Give the setting one.")
+            images = pink_noise(
+                (chosen.noise_examples, *setting.input_shape),
+                exponent=chosen.noise_exponent,
+                generator=self._generator(-1),
+            )
+            return images.to(next(setting.model.parameters()).device), None
+        public = setting.public
+        if public is None or len(public.labels) == 0:
+            raise InvalidValue(
+                "public",
+                None if public is None else "0 examples",
+                "must name public examples, from which dp_ngd estimates its curvature",
+                "Set public to a data set or a Parquet file, or curvature_source = 'noise' to do without.",
+            )
+        if chosen.fisher_labels != "given":
+            return public.images, None
+        with torch.no_grad():
+            classes = setting.model(public.images[:1]).shape[1]
+        if int(public.labels.max()) >= classes:
+            raise InvalidValue(
+                "fisher_labels",
+                "given",
+                f"needs public labels in [0, {classes}), the classes of the model, but they go up to "
+                f"{int(public.labels.max())}",
+                "Use 'model', which draws labels from the model's own outputs, or 'random'.",
+            )
+        return public.images, public.labels
+
+    def _generator(self, step: int) -> torch.Generator:
+        """Public randomness of one step: the same whenever the step is run."""
+        state = np.random.SeedSequence([self._seed, step + 1]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+
+    def geometry(self, phase: str, step: int) -> FlooredGeometry:
+        # A resumed run asks again for the geometry of its last step, whose curvature belongs to earlier weights.
+        if step % self._hyperparameters.curvature_interval == 0 and step != self._estimated_at:
+            self._curvature = self._estimate(step)
+            self._estimated_at, self._geometry = step, None
+        assert self._curvature is not None  # step 0 estimates, and a checkpoint holds the estimate
+        floor = self._clamping.floor(step)
+        if self._geometry is None:
+            arms: dict[str, type[FlooredGeometry]] = {
+                "whitened": Whitening,
+                "pre": PreConditioning,
+                "post": PostConditioning,
+            }
+            self._geometry = arms[self._hyperparameters.arm](curvature=self._curvature, floor=floor)
+        elif self._geometry.floor != floor:
+            self._geometry = self._geometry.with_floor(floor)
+        self._step = step
+        return self._geometry
+
+    def _estimate(self, step: int) -> Curvature:
+        return estimate_curvature(
+            self._model,
+            self._images,
+            generator=self._generator(step),
+            fisher_labels=self._hyperparameters.fisher_labels,
+            labels=self._labels,
+            form=self._hyperparameters.curvature_form,
+        )
+
+    def diagnostics(self) -> dict[str, float]:
+        """Functions of public examples and released weights.
+
+        ``lambda_t``; ``clamped_fraction`` of the eigenvalues; ``d_eff`` = Σ λ/λ̃; ``step_ratio``, the expected squared
+        length of the step's noise against that of the reference DP-SGD's (for DP-NGD (ηC/η_sC_s)²·mean(1/λ̃); 1.6);
+        ``public_clip_fraction`` of public examples, since the private one is not ours to see.
+        """
+        if self._geometry is None or self._curvature is None:
+            return {}
+        floor = self._geometry.floor
+        power = {"whitened": 1, "pre": 2, "post": 0}[self._hyperparameters.arm]
+        return {
+            "lambda_t": floor,
+            "clamped_fraction": self._curvature.clamped_fraction(floor),
+            "d_eff": self._curvature.effective_dimension(floor),
+            "step_ratio": self._hyperparameters.step_equivalence * self._curvature.mean_inverse(floor, power),
+            "public_clip_fraction": self._public_clip_fraction(self._geometry),
+        }
+
+    def _public_clip_fraction(self, geometry: FlooredGeometry) -> float:
+        """Share of the first public examples whose coordinates are longer than C."""
+        generator, clipped = self._generator(self._step), 0
+        images = self._images[:_PROBE]
+        for start in range(0, len(images), _PROBE_BATCH):
+            piece = slice(start, start + _PROBE_BATCH)
+            gradients = example_gradients(
+                self._model,
+                images[piece],
+                generator=generator,
+                fisher_labels=self._hyperparameters.fisher_labels,
+                labels=None if self._labels is None else self._labels[:_PROBE][piece],
+            )
+            squares = torch.stack([part.square().sum(dim=1) for part in geometry.project(gradients)]).sum(dim=0)
+            clipped += int((squares.sqrt() > self._hyperparameters.clip_norm).sum())
+        return clipped / len(images)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._curvature is None:
+            return {}
+        return {"curvature": self._curvature.state(), "estimated_at": self._estimated_at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._curvature = Curvature.from_state(self._blocks, state["curvature"])
+            self._estimated_at, self._geometry = int(state["estimated_at"]), None
+
+
+class DpNgd(Method):
+    """One phase, ``train``, with DP-SGD's noise multiplier, in the whitened geometry.
+
+    Curvature from private data would be a phase ``curvature`` before it, with a share of the budget.
+    """
+
+    name = "dp_ngd"
+    summary = "natural gradient: per-example gradients are clipped and noised in the whitened space of a public Fisher"
+    hyperparameters = DpNgdHyperparameters
+
+    def phases(self, hyperparameters: DpNgdHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
+        return (
+            PhaseSpec(
+                name="train",
+                steps=hyperparameters.total_steps(population),
+                batch_size=hyperparameters.batch_size,
+                population=population,
+                clip_norm=hyperparameters.clip_norm,
+            ),
+        )
+
+    def policy(self, hyperparameters: DpNgdHyperparameters, setting: Setting) -> DpNgdPolicy:
+        return DpNgdPolicy(hyperparameters, setting)
