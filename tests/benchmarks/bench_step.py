@@ -84,11 +84,10 @@ class Bench:
         self.public = self.dataset.private.non_private("a benchmark of loops that have no ledger")
         self.key = NoiseKey.insecure(7).derive(0)  # the key that a run with insecure_seed = 7 and seed = 0 uses
 
-    def raydp(self, ledgers: list[LedgerWriter], micro_batch: int | None = None) -> Advance:
-        """A run's own step. Without ``micro_batch``: the default of RunSpec."""
+    def raydp(self, ledgers: list[LedgerWriter], micro_batch: int = RunSpec.micro_batch) -> Advance:
+        """A run's own step; the default is what a run uses. The engine may prefer smaller parts than asked for."""
         directory = self.directory / f"run-{len(ledgers)}"
         directory.mkdir(parents=True)
-        extra = {} if micro_batch is None else {"micro_batch": micro_batch}
         spec = RunSpec(
             directory=directory,
             key_file=directory / "key",
@@ -99,7 +98,7 @@ class Bench:
             model=self.model_name,
             seed=0,
             insecure_seed=7,
-            **extra,
+            micro_batch=micro_batch,
         )
         ledger = LedgerWriter(spec.ledger_file, self.plan)
         ledgers.append(ledger.__enter__())
