@@ -15,6 +15,7 @@ from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.error import TuneError
 from ray.tune.search import Searcher
 
 from raydp.errors import InvalidValue, RaydpError
@@ -159,7 +160,11 @@ def _drive(
                         _fit(session, concurrent)
             session.close()
             state = "complete" if session.left == 0 else "stopped"
-            write_trials_parquet(directory.path)
+            try:
+                write_trials_parquet(directory.path)
+            except OSError as error:
+                reason = session.failure or f"the table of trials could not be written ({error})."
+                raise RaydpError(f"{reason} Resume with: raydp resume {directory.path}") from error
             result = Result.load(directory.path)
             tracker.finish_search(_numbers(result), state)
             if not tracker.synchronise():
@@ -268,9 +273,24 @@ def _fit(session: Session, concurrent: int) -> None:
     handler = signal.getsignal(signal.SIGINT)
     try:
         tuner.fit()
+    except TuneError as error:
+        last = str(error).strip().splitlines()[-1]
+        session.failure = session.failure or f"Ray Tune ended the search: {last}"
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Tune leaves its own, to which a later Ctrl-C would mean nothing
+
+
+@contextlib.contextmanager
+def _stopping(session: Session) -> Iterator[None]:
+    """Stop the search, resumably, when the session cannot go on. Tune would take it for the trial's failure and retry.
+
+    Trials that are at work go on to their end; what cannot be written down about them is found again by a resume.
+    """
+    try:
+        yield
+    except (RaydpError, OSError) as error:
+        session.failure = session.failure or str(error)
 
 
 class _Proposals(Searcher):
@@ -282,8 +302,9 @@ class _Proposals(Searcher):
         self._keys: dict[str, str] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        task = self._session.next_task()
-        if task is None:
+        with _stopping(self._session):
+            task = self._session.next_task()
+        if self._session.failure is not None or task is None:
             return Searcher.FINISHED
         self._keys[trial_id] = task.key
         return {"task": task_to_json(task)}
@@ -292,12 +313,13 @@ class _Proposals(Searcher):
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False, **_: Any
     ) -> None:
         key = self._keys[trial_id]
-        if error:
-            self._session.died(key)
-        elif result and result.get("done") and "item" in result:
-            item = json.loads(result["item"])
-            if item["done"]:
-                self._session.finished(key, item)
+        with _stopping(self._session):
+            if error:
+                self._session.died(key)
+            elif result and result.get("done") and "item" in result:
+                item = json.loads(result["item"])
+                if item["done"]:
+                    self._session.finished(key, item)
         # Otherwise the trial was stopped from outside; it stays unfinished and is resumed.
 
     def save(self, checkpoint_path: str) -> None:
@@ -317,7 +339,8 @@ class _Events(tune.Callback):
         self._session = session
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._session.started(json.loads(trial.config["task"])["key"])
+        with _stopping(self._session):
+            self._session.started(json.loads(trial.config["task"])["key"])
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any) -> None:
         item = json.loads(result["item"])
