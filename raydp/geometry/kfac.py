@@ -251,12 +251,12 @@ def eigendecompose(factors: Tensor, name: str) -> tuple[Tensor, Tensor]:
             continue
         if bool(torch.isfinite(values).all()) and bool(torch.isfinite(vectors).all()):
             return values.clamp(min=0).to(factors.dtype), vectors.to(factors.dtype)
-    raise Diverged(f"the curvature of {name or 'the model'} has no eigendecomposition")
+    raise Diverged(f"the curvature of {name!r} has no eigendecomposition")
 
 
 def _check_finite(name: str, values: Tensor) -> None:
     if not bool(torch.isfinite(values).all()):
-        raise Diverged(f"the curvature of {name or 'the model'} is not finite")
+        raise Diverged(f"the curvature of {name!r} is not finite")
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -35,8 +35,9 @@ def _factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, T
     """min(1, C/‖v_i‖) and whether ‖v_i‖ is finite, both (n,); norms are taken on exactly the tensors that are
     summed.
     """
-    squares = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float32) for part in coordinates])
-    norms = torch.linalg.vector_norm(squares, dim=0)
+    dtype = torch.promote_types(coordinates[0].dtype, torch.float32)
+    lengths = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=dtype) for part in coordinates])
+    norms = torch.linalg.vector_norm(lengths, dim=0)
     finite = torch.isfinite(norms)
     # The factor is rounded down by 1e-6 so that float32 rounding of norm and product stays inside the ball.
     factors = (clip_norm * (1 - 1e-6) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
