@@ -177,6 +177,10 @@ class Method(ABC):
     def policy(self, hyperparameters: Any, setting: Setting) -> Policy:
         """The method at work in one run."""
 
+    def uses_public(self, hyperparameters: Any) -> bool:
+        """Whether a run with these hyperparameters needs public examples."""
+        return False
+
     def learning_rate(self, hyperparameters: Any, phase: str) -> float:
         """The base learning rate of a phase, before the schedule."""
         return float(hyperparameters.learning_rate)

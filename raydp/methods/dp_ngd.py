@@ -105,7 +105,7 @@ class DpNgdHyperparameters(GradientHyperparameters):
     def safe_floor(self) -> float:
         """λ_safe: where a step, with all eigenvalues at the floor, is as long as the reference DP-SGD's.
 
-        A whitened step is at most ηC/√λ long, hence (ηC/η_sC_s)² (METHODS 1.6). A pre-conditioned step is at most ηC/λ
+        A whitened step is at most ηC/√λ long, hence (ηC/η_sC_s)². A pre-conditioned step is at most ηC/λ
         long, hence ηC/η_sC_s. The floor does not bound a post-conditioned one, which takes the whitened arm's.
         """
         if self.lambda_safe is not None:
@@ -214,7 +214,7 @@ class DpNgdPolicy(Policy):
         """Functions of public examples and released weights.
 
         ``lambda_t``; ``clamped_fraction`` of the eigenvalues; ``d_eff`` = Σ λ/λ̃; ``step_ratio``, the expected squared
-        length of the step's noise against that of the reference DP-SGD's (for DP-NGD (ηC/η_sC_s)²·mean(1/λ̃); 1.6);
+        length of the step's noise against that of the reference DP-SGD's (for DP-NGD (ηC/η_sC_s)²·mean(1/λ̃));
         ``public_clip_fraction`` of public examples, since the private one is not ours to see.
         """
         if self._geometry is None or self._curvature is None:
@@ -277,6 +277,9 @@ class DpNgd(Method):
                 clip_norm=hyperparameters.clip_norm,
             ),
         )
+
+    def uses_public(self, hyperparameters: DpNgdHyperparameters) -> bool:
+        return hyperparameters.curvature_source == "public"
 
     def policy(self, hyperparameters: DpNgdHyperparameters, setting: Setting) -> DpNgdPolicy:
         return DpNgdPolicy(hyperparameters, setting)

@@ -77,6 +77,9 @@ class Search:
         insecure_seed: derive all noise from this public number. For debugging; nothing is private then, and every
             result says so.
         data_limit: use at most this many private examples.
+        public: a public data set (a name or a path of Parquet files), for the methods that use one; it must share no
+            example with the private data. Only what is computed from it costs no privacy.
+        public_limit: how many public examples a run draws at random.
         reports: evaluations (and checkpoints) of a run.
         micro_batch: examples whose gradients are held at once. Speed and memory only.
         resources: what a trial occupies.
@@ -105,6 +108,8 @@ class Search:
     paired: bool = False
     insecure_seed: int | None = None
     data_limit: int | None = None
+    public: str | None = None
+    public_limit: int | None = None
     reports: int = 5
     micro_batch: int = 128
     resources: Resources = Resources()
@@ -120,8 +125,9 @@ class Search:
         _validate.integer("seed", self.seed, low=0)
         _validate.integer("reports", self.reports, low=1)
         _validate.integer("micro_batch", self.micro_batch, low=1)
-        if self.data_limit is not None:
-            _validate.integer("data_limit", self.data_limit, low=1)
+        for name in ("data_limit", "public_limit"):
+            if getattr(self, name) is not None:
+                _validate.integer(name, getattr(self, name), low=1)
         if self.insecure_seed is not None:
             _validate.integer("insecure_seed", self.insecure_seed, low=0)
             if self.paired:
@@ -181,9 +187,12 @@ class Search:
     @property
     def data_source(self) -> str:
         """The data set's name, or an absolute path: other processes have other working directories."""
-        from raydp import data
+        return _source(self.data)
 
-        return self.data if self.data in data.catalogue() else str(Path(self.data).expanduser().resolve())
+    @property
+    def public_source(self) -> str | None:
+        """The public data set's name or absolute path, if there is one."""
+        return None if self.public is None else _source(self.public)
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -304,7 +313,7 @@ class Search:
             for item in dataclasses.fields(self)
             if item.name not in ("budget", "space", "resources", "small", "paper")
         }
-        record["data"] = self.data_source
+        record["data"], record["public"] = self.data_source, self.public_source
         record["fixed"] = dict(self.fixed)
         record["warm_start"] = [dict(config) for config in self.warm_start]
         record["metric"], record["mode"] = list(self.metrics), list(self.modes)
@@ -365,6 +374,12 @@ class Search:
             address=address,
             quiet=quiet,
         )
+
+
+def _source(name_or_path: str) -> str:
+    from raydp import data
+
+    return name_or_path if name_or_path in data.catalogue() else str(Path(name_or_path).expanduser().resolve())
 
 
 def _is_plain(kind: Any) -> bool:

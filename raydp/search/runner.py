@@ -90,10 +90,23 @@ def check(search: Search) -> None:
         seed=search.seed,
     )
     models.validate_model(model)
+    wanting = []
     for config in search.point_space.corners():
         chosen, hyperparameters, _ = search.point(config)
+        if chosen.uses_public(hyperparameters):
+            wanting.append(chosen.name)
         with contextlib.suppress(InvalidValue):  # a corner may be infeasible: that is a trial's matter
             chosen.phases(hyperparameters, population=len(dataset.private))
+    if search.public is None and wanting:
+        raise InvalidValue(
+            "public", None, f"must name public examples for {wanting[0]}", "Set public to a name or a Parquet path."
+        )
+    if search.public is not None and not wanting:
+        raise InvalidValue(
+            "public", search.public, "is used by no method of this search", "Leave it out, or choose another method."
+        )
+    if search.public is not None:
+        data.check_public(data.load_public(search.public, limit=search.public_limit), dataset.private)
 
 
 def stored_search(directory: RunDirectory) -> Search:

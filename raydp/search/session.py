@@ -237,6 +237,8 @@ class Session:
             seeds=tuple(search.seed + position for position in range(search.seeds)),
             data=search.data_source,
             data_limit=search.data_limit,
+            public=search.public_source,
+            public_limit=search.public_limit,
             model=search.model_name(),
             paired=search.paired,
             insecure_seed=search.insecure_seed,

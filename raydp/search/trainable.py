@@ -41,6 +41,8 @@ class Task:
     seeds: tuple[int, ...]
     data: str
     data_limit: int | None
+    public: str | None
+    public_limit: int | None
     model: str
     paired: bool
     insecure_seed: int | None
@@ -78,6 +80,8 @@ def outcomes(task: Task) -> Iterator[dict[str, Any]]:
             plan=plan,
             data=task.data,
             data_limit=task.data_limit,
+            public=task.public,
+            public_limit=task.public_limit,
             model=task.model,
             seed=seed,
             pairing_file=directory.secrets / "pairing.key" if task.paired else None,
