@@ -111,6 +111,7 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         adjacency=search.budget.adjacency,
         accountant=search.accountant,
     )
+    held = min(search.micro_batch, PerExampleGradients(model).preferred_batch)
     images = (len(dataset.private) + len(dataset.holdout)) * int(torch.tensor(dataset.private.input_shape).prod())
     return {
         "coordinates": coordinates,
@@ -118,7 +119,7 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         "seconds_a_run": round(seconds, 1),
         "seconds_for_the_search": round(seconds * runs / max(1, concurrent), 1),
         "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random images, dense geometry",
-        "megabytes_a_trial": round((images + 2 * search.micro_batch * coordinates * _BYTES) / 1e6, 1),
+        "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,
         "runs": runs,
     }
@@ -134,7 +135,7 @@ def _speed(
         gradients = PerExampleGradients(model)
         geometry = Identity(sizes=tuple(parameter.numel() for parameter in gradients.parameters))
         multiplicity = hyperparameters.augmentation_multiplicity
-        size = max(1, search.micro_batch // multiplicity)
+        size = max(1, min(search.micro_batch, gradients.preferred_batch) // multiplicity)
         images, labels = torch.randn(size * multiplicity, *shape), torch.zeros(size * multiplicity, dtype=torch.long)
 
         def once() -> float:
