@@ -1,4 +1,4 @@
-"""Oracle capture, and the theory of METHODS 2.6 by its numbers and by simulation."""
+"""Oracle capture, and the theory of arXiv 2606.04375 by its numbers and by simulation."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_variance_of_scores_is_that_of_simulated_scores() -> None:
 
 
 def test_misranking_has_the_published_numbers_and_bounds_the_simulation() -> None:
-    """METHODS 2.6: G = (0.8, 0.3), nu = 1, T1 = 50: true 0.066, Cantelli 0.31, Chebyshev 0.46."""
+    """G = (0.8, 0.3), nu = 1, T1 = 50: true 0.066, Cantelli 0.31, Chebyshev 0.46."""
     found = analysis.misranking_bounds(stronger=0.8, weaker=0.3, noise_std=1.0, steps=50)
     assert found.chebyshev == pytest.approx(0.46, abs=0.005)
     assert found.cantelli == pytest.approx(0.31, abs=0.005)

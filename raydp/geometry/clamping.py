@@ -16,7 +16,7 @@ def safe_floor(
     """λ_safe = (η C / (η_s C_s))²: the floor at which a whitened step is as long as the step of a trusted DP-SGD.
 
     With all eigenvalues at λ the expected squared length of a step is at most η²C²/λ·(1 + dσ²/B²), that of DP-SGD at
-    most η_s²C_s²·(1 + dσ²/B²) (METHODS 1.6; d, σ and B cancel where both methods use the same σ).
+    most η_s²C_s²·(1 + dσ²/B²) (d, σ and B cancel where both methods use the same σ).
     """
     return (learning_rate * clip_norm / (reference_learning_rate * reference_clip_norm)) ** 2
 

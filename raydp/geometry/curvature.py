@@ -4,7 +4,7 @@ A layer's block is F = A ⊗ G with A = Q_A Λ_A Q_Aᵀ and G = Q_G Λ_G Q_Gᵀ,
 weight matrix, are the products λ_G λ_Aᵀ, and Q_Gᵀ W Q_A are the coordinates of W in its eigenbasis. A floor on
 eigenvalues
 is applied to the *products*, elementwise: max(λ_G λ_Aᵀ, λ) is no Kronecker product, and clamping the factors instead
-gives another matrix (METHODS 1.8).
+gives another matrix.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The paper's Algorithm 1 (arXiv 2607.05866) whitens by F̃^{-1/2}, clips, adds isotropic noise, and maps back by F̃^{-1/2}.
 Here the coordinates are M g with M = Λ̃^{-1/2} Qᵀ, and M ᵀ maps back: M differs from F̃^{-1/2} by the orthogonal Q, which
-changes neither norms nor the law of isotropic noise, and half of the rotations disappear (METHODS 1.5).
+changes neither norms nor the law of isotropic noise, and half of the rotations disappear.
 The released update is F̃^{-1} times the clipped average, its noise has covariance (σC/B)² F̃^{-1}.
 """
 

@@ -44,7 +44,7 @@ def test_it_falls_to_the_base_and_rises_to_safe_monotonically(
 def test_the_decay_is_linear_and_the_rise_has_the_published_shape() -> None:
     found = schedule(lambda_safe=1.0, lambda_base=0.01, steps=1000, decay_steps=100)
     assert found.floor(50) == pytest.approx(1.0 - 0.99 / 2)
-    for share, rise in ((0.5, 0.001), (0.7, 0.028), (0.8, 0.107), (0.9, 0.349)):  # METHODS 1.7, p = 10
+    for share, rise in ((0.5, 0.001), (0.7, 0.028), (0.8, 0.107), (0.9, 0.349)):  # at p = 10
         step = 100 + round(share * 900)
         assert (found.floor(step) - 0.01) / 0.99 == pytest.approx(rise, abs=5e-4)
 

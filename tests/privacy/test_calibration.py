@@ -34,7 +34,7 @@ def assert_exact(plan: Plan) -> None:
     assert plan.budget.epsilon * (1 - 1e-4) <= plan.epsilon.upper <= plan.budget.epsilon
 
 
-# METHODS 0.4 (N, B, T, epsilon, sigma by RDP, sigma by PRV), delta = 1e-5.
+# (N, B, T, epsilon, sigma by RDP, sigma by PRV), delta = 1e-5.
 DENSE = [
     (50_000, 4096, 360, 1, 6.43, 5.98),
     (50_000, 4096, 840, 1, 9.70, 9.02),
@@ -54,7 +54,7 @@ def test_methods_0_4(population: int, batch: int, steps: int, target: float, rdp
     assert prv * (1 - 0.014 / target) - 5e-3 <= sigma <= prv * (1 + 1e-3)
 
 
-# METHODS 2.5: (E1/E, eps1/eps), then by RDP: sigma1, sigma2 composed, naive, real cost of the naive pair; PRV sigma2.
+# (E1/E, eps1/eps), then by RDP: sigma1, sigma2 composed, naive, real cost of the naive pair; PRV sigma2.
 SPLITS = [
     (0.2, 0.2, 4.22, 2.088, 2.440, 2.50, 1.964),
     (0.3, 0.3, 3.57, 2.026, 2.564, 2.33, 1.906),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from raydp.errors import InvalidValue
 from raydp.privacy import Budget, gaussian
 
-# METHODS 3.3: N = 128, C = 1, delta = 1e-5, replace-one sensitivity of the mean 1/64.
+# N = 128, C = 1, delta = 1e-5, replace-one sensitivity of the mean 1/64.
 TABLE = [(0.5, 0.1099), (1, 0.0583), (2, 0.0312), (4, 0.0169), (8, 0.00938), (16, 0.00538), (32, 0.00320)]
 CLASSICAL = [(0.5, 0.353), (1, 0.751), (2, 1.61), (4, 3.51), (8, 7.91), (16, 18.9), (32, 49.2)]
 

@@ -229,7 +229,7 @@ class TestPoissonSample:
         assert sample.min() >= 0 and sample.max() < 1000
 
     def test_exactly_as_many_batches_as_steps_empty_ones_included(self):
-        """An expected batch of one example is empty in 1/e of the steps (PEERS: Opacus drops those)."""
+        """An expected batch of one example is empty in 1/e of the steps (Opacus drops those)."""
         phase = make_phase(population=1000, batch_size=1, steps=1000)
         samples = [poisson_sample(NoiseKey(SECRET), phase, step) for step in range(phase.steps)]
         empty = sum(len(sample) == 0 for sample in samples)
