@@ -8,10 +8,11 @@ answers which geometry the next step uses. So nothing that steers training can t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -78,6 +79,19 @@ class GradientHyperparameters:
         return self.epochs * self.steps_per_epoch(population)
 
 
+def refuse_unused(hyperparameters: GradientHyperparameters, names: Sequence[str], *, because: str) -> None:
+    """Refuse hyperparameters that were changed from their defaults but have no effect.
+
+    Raises:
+        InvalidValue: naming the first of ``names`` that was changed; ``because`` says under which setting it is unused.
+    """
+    defaults = {item.name: item.default for item in dataclasses.fields(hyperparameters)}
+    for name in names:
+        value = getattr(hyperparameters, name)
+        if value != defaults[name]:
+            raise InvalidValue(name, value, f"has no effect with {because}", f"Leave {name} out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublicExamples:
     """Public examples as a method sees them.
@@ -91,6 +105,13 @@ class PublicExamples:
     images: Tensor
     labels: Tensor
     num_classes: int
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the examples: what was computed from them depends on nothing else public."""
+        found = hashlib.sha256(repr((tuple(self.images.shape), self.num_classes)).encode())
+        for tensor in (self.images, self.labels):
+            found.update(tensor.cpu().contiguous().numpy().data)
+        return found.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +144,23 @@ class Setting:
         return tuple(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
 
+class Engine(Protocol):
+    """What a phase computes of each private example: the vector that is projected, clipped and summed.
+
+    Each example's vector must be a function of that example and of released or public quantities alone: one that
+    depended on the other examples of the batch (their number, its place among them) would break the sensitivity.
+
+    Attributes:
+        preferred_batch: so many examples at a time are fast; a larger batch costs memory.
+    """
+
+    preferred_batch: int
+
+    def __call__(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+        """Tensors (n, …) for images (n, C, H, W) and labels (n,), n >= 0."""
+        ...
+
+
 class Policy(ABC):
     """A method at work in one run: chooses the geometry of each step from what earlier steps released."""
 
@@ -132,6 +170,14 @@ class Policy(ABC):
     @abstractmethod
     def geometry(self, phase: str, step: int) -> Geometry:
         """The geometry of this step. The same object as long as nothing changes."""
+
+    def engine(self, phase: str) -> Engine | None:
+        """What this phase computes of each example; None for the gradients of its loss."""
+        return None
+
+    def trains(self, phase: str) -> bool:
+        """Whether the steps of this phase move the weights. Where not, what they release is only observed."""
+        return True
 
     def observe(self, phase: str, step: int, released: Sequence[Tensor]) -> None:
         """See what a step released: the noisy average in the step's coordinates, one flat tensor a parameter."""

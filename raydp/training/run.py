@@ -23,7 +23,7 @@ from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, draw
 from raydp.errors import Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
-from raydp.methods.base import Config, GradientHyperparameters, Policy
+from raydp.methods.base import Config, Engine, GradientHyperparameters, Policy
 from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
@@ -153,23 +153,25 @@ class _Run:
         models.validate_model(self.model)
         self.gradients = PerExampleGradients(self.model)
         self.parameters = self.gradients.parameters
+        self.public = self._public()
         setting = Setting(
-            plan=spec.plan, model=self.model, seed=spec.seed, public=self._public(), input_shape=private.input_shape
+            plan=spec.plan, model=self.model, seed=spec.seed, public=self.public, input_shape=private.input_shape
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
-        decay = self.hyperparameters.ema_decay
-        self.average = WeightAverage(self.parameters, decay) if decay else None
         self.augmentation = Augmentation(
             kind=self.hyperparameters.augmentation, multiplicity=self.hyperparameters.augmentation_multiplicity
         )
-        self.geometry: Geometry | None = None
+        self.geometry: Geometry | None = None  # of the last step that trained, and where that was
+        self.geometry_at: tuple[str, int] | None = None
         self.optimizer: CoordinateOptimizer | None = None
         self.step = 0  # logical steps done, over all phases
         self.keys = self._keys()
         state = checkpoint.load_latest(spec.directory)
         if state is None:
             self.policy.prepare()
-        else:
+        decay = self.hyperparameters.ema_decay
+        self.average = WeightAverage(self.parameters, decay) if decay else None  # starts from the prepared weights
+        if state is not None:
             self._restore(state)
 
     def _public(self) -> PublicExamples | None:
@@ -230,6 +232,7 @@ class _Run:
             "seed": spec.seed,
             "steps": spec.plan.steps,
             "adjacency": spec.plan.budget.adjacency,
+            "public": None if self.public is None else self.public.digest(),
         }
         digest, chain = json.dumps(origin, sort_keys=True), {}
         for phase in spec.plan.phases:
@@ -257,34 +260,47 @@ class _Run:
 
     def _advance(self, phase: Phase, step: int) -> None:
         """One logical step."""
-        geometry = self._geometry(phase, step)
+        geometry = self.policy.geometry(phase.name, step)
         key = self.keys[phase.name]
         batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
         copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
+        engine = self.policy.engine(phase.name) or self.gradients
         released = private_gradient(
-            self._micro_batches(batch.images, batch.labels, copies),
+            self._micro_batches(engine, batch.images, batch.labels, copies),
             geometry=geometry,
             phase=phase,
             step=step,
             key=key,
         )
         self.policy.observe(phase.name, step, released)
-        assert self.optimizer is not None
-        self.optimizer.step(geometry.lift(released), self._learning_rate(phase))
-        if self.average is not None:
-            self.average.update(self.step)
+        if self.policy.trains(phase.name):
+            self._train(geometry, released, phase, step)
         self.step += 1
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
             raise Diverged(f"the weights are not finite after step {self.step} of {self.spec.plan.steps}")
 
-    def _geometry(self, phase: Phase, step: int) -> Geometry:
-        geometry = self.policy.geometry(phase.name, step)
-        if self.geometry is None or geometry.support is not self.geometry.support:
+    def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
+        """Move the weights along what a step released."""
+        if self.optimizer is None or self.geometry is None or geometry.support is not self.geometry.support:
             # A new optimiser: momentum of another support would move coordinates that are frozen now. A geometry that
             # changes without its support (a new curvature) lifts into the same coordinates, so momentum goes on.
             self.optimizer = self._new_optimizer(geometry)
-        self.geometry = geometry
-        return geometry
+        self.geometry, self.geometry_at = geometry, (phase.name, step)
+        updates = self._updates(self.step)
+        rate = self.method.learning_rate(self.hyperparameters, phase.name)
+        rate *= learning_rate_factor(self.hyperparameters.schedule, updates, self._updates(self.spec.plan.steps))
+        self.optimizer.step(geometry.lift(released), rate)
+        if self.average is not None:
+            self.average.update(updates)
+
+    def _updates(self, steps: int) -> int:
+        """How many of the first logical steps move the weights; schedules and the average go by these."""
+        updates = 0
+        for phase in self.spec.plan.phases:
+            inside = min(steps, phase.steps)
+            updates += inside if self.policy.trains(phase.name) else 0
+            steps -= inside
+        return updates
 
     def _new_optimizer(self, geometry: Geometry) -> CoordinateOptimizer:
         return CoordinateOptimizer(
@@ -295,19 +311,17 @@ class _Run:
             weight_decay=self.hyperparameters.weight_decay,
         )
 
-    def _micro_batches(self, images: Tensor, labels: Tensor, copies: AugmentationDraw) -> Iterator[list[Tensor]]:
-        """Per-example gradients of the logical batch, a micro-batch at a time."""
+    def _micro_batches(
+        self, engine: Engine, images: Tensor, labels: Tensor, copies: AugmentationDraw
+    ) -> Iterator[list[Tensor]]:
+        """Per-example vectors of the logical batch, a micro-batch at a time."""
         multiplicity = self.augmentation.multiplicity
-        limit = max(1, min(self.spec.micro_batch, self.gradients.preferred_batch) // multiplicity)
+        limit = max(1, min(self.spec.micro_batch, engine.preferred_batch) // multiplicity)
         for part in equal_parts(len(labels), limit):
             inputs = self.dataset.normalization.apply(images[part].to(self.spec.device))
             inputs = apply(inputs, copies[part])
             targets = labels[part].to(self.spec.device).repeat_interleave(multiplicity)
-            yield average_copies(self.gradients(inputs, targets), multiplicity)
-
-    def _learning_rate(self, phase: Phase) -> float:
-        base = self.method.learning_rate(self.hyperparameters, phase.name)
-        return base * learning_rate_factor(self.hyperparameters.schedule, self.step, self.spec.plan.steps)
+            yield average_copies(engine(inputs, targets), multiplicity)
 
     def _release(self) -> Report:
         """The release barrier: ledger, checkpoint, metrics, and only then the report."""
@@ -348,25 +362,15 @@ class _Run:
         return metrics
 
     def _state(self) -> dict[str, Any]:
-        phase, step = self._position()
         return {
             "step": self.step,
             "plan": self.spec.plan.digest,
             "model": self.model.state_dict(),
             "policy": self.policy.state_dict(),
-            "geometry_at": [phase, step],
+            "geometry_at": None if self.geometry_at is None else list(self.geometry_at),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "average": None if self.average is None else self.average.values,
         }
-
-    def _position(self) -> tuple[str, int]:
-        """Phase and step of the last step done: the geometry and the optimiser belong to it."""
-        done = max(self.step - 1, 0)
-        for phase in self.spec.plan.phases:
-            if done < phase.steps:
-                return phase.name, done
-            done -= phase.steps
-        raise RaydpError("a run is past the end of its plan; report this.")
 
     def _restore(self, state: dict[str, Any]) -> None:
         if state["plan"] != self.spec.plan.digest:
@@ -378,7 +382,7 @@ class _Run:
             self.average.values = state["average"]
         if state["optimizer"] is not None:
             phase, step = state["geometry_at"]
-            self.geometry = self.policy.geometry(phase, step)
+            self.geometry, self.geometry_at = self.policy.geometry(phase, step), (phase, step)
             self.optimizer = self._new_optimizer(self.geometry)
             self.optimizer.load_state_dict(state["optimizer"])
 

@@ -9,44 +9,14 @@ import torch
 from torch import Tensor
 
 from raydp.geometry import Geometry
+from raydp.geometry.clipping import clip, clip_factors
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
 
 
-def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
-    """Scale each example's coordinates to one joint L2 norm of at most ``clip_norm``.
-
-    An example whose norm is not finite contributes zero: any fixed vector inside the ball keeps the sensitivity, and a
-    NaN would otherwise reach the sum. How many there were is a private count, so it is not reported.
-
-    Args:
-        coordinates: tensors (n, size) that together hold one vector an example.
-        clip_norm: C > 0.
-
-    Returns:
-        Tensors of the same shapes.
-    """
-    factors, finite = _factors(coordinates, clip_norm)
-    clipped = [part * factors.unsqueeze(1) for part in coordinates]
-    return clipped if bool(finite.all()) else [part.where(finite.unsqueeze(1), 0.0) for part in clipped]
-
-
-def _factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """min(1, C/‖v_i‖) and whether ‖v_i‖ is finite, both (n,); norms are taken on exactly the tensors that are
-    summed.
-    """
-    dtype = torch.promote_types(coordinates[0].dtype, torch.float32)
-    lengths = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=dtype) for part in coordinates])
-    norms = torch.linalg.vector_norm(lengths, dim=0)
-    finite = torch.isfinite(norms)
-    # The factor is rounded down by 1e-6 so that float32 rounding of norm and product stays inside the ball.
-    factors = (clip_norm * (1 - 1e-6) / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
-    return factors.where(finite, 0.0), finite
-
-
 def clipped_sum(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
     """Sum over the examples of :func:`clip`, without building the clipped vectors when all norms are finite."""
-    factors, finite = _factors(coordinates, clip_norm)
+    factors, finite = clip_factors(coordinates, clip_norm)
     if bool(finite.all()):
         return [factors @ part for part in coordinates]
     return [part.sum(dim=0) for part in clip(coordinates, clip_norm)]
@@ -109,3 +79,6 @@ def private_gradient(
     for gradients in batches:
         total.add(gradients)
     return release(total, phase=phase, step=step, key=key)
+
+
+__all__ = ["ClippedSum", "clip", "clipped_sum", "private_gradient", "release"]
