@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import pyarrow.csv
 import torch
+from PIL import Image
 from torch import Tensor
 
 from raydp import _validate
@@ -260,6 +261,13 @@ def _read_digits() -> tuple[np.ndarray, np.ndarray]:
     return np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None], digits.target.astype(np.int64)
 
 
+def _read_digits28() -> tuple[np.ndarray, np.ndarray]:
+    """The 8x8 digits, enlarged to MNIST's layout: a 20x20 box in the middle of 28x28."""
+    images, labels = _read_digits()
+    boxes = [np.asarray(Image.fromarray(image[0]).resize((20, 20), Image.Resampling.BICUBIC)) for image in images]
+    return np.pad(np.stack(boxes), ((0, 0), (4, 4), (4, 4)))[:, None], labels
+
+
 _BUNDLED = {
     "mnist5k": _Bundled(
         read=_read_mnist5k,
@@ -272,5 +280,11 @@ _BUNDLED = {
         holdout=360,
         normalization=Normalization(mean=(0.3053,), std=(0.3760,)),
         summary="1,797 handwritten digits (8x8, from scikit-learn): 1,437 private, 360 held out, 10 classes",
+    ),
+    "digits28": _Bundled(
+        read=_read_digits28,
+        holdout=360,
+        normalization=_MNIST,
+        summary="the same digits enlarged to 28x28, in MNIST's layout: a public companion of mnist5k",
     ),
 }

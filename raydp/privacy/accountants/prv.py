@@ -72,7 +72,7 @@ class PrvAccountant:
         steps = [item.steps for item in merged]
         total = sum(steps)
         mu = math.sqrt(sum(equivalent_mu(item) ** 2 for item in merged))
-        rdp = RdpAccountant()
+        rdp = RdpAccountant(fractional=False)  # any valid bound of the tails will do
 
         def tail(items: Sequence[Mechanism], mass: float) -> float:
             return rdp.epsilon(items, delta=mass, adjacency="add_remove").upper

@@ -22,36 +22,23 @@ from raydp.privacy.budget import Adjacency
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
 
-_FRACTIONAL = [1 + x / 10 for x in range(1, 50)]
-_INTEGER = [
-    *range(6, 33),
-    *range(34, 64, 3),
-    64,
-    72,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    256,
-    320,
-    384,
-    512,
-    640,
-    768,
-    896,
-    1024,
-]
-ORDERS: tuple[float, ...] = (*_FRACTIONAL, *_INTEGER)
-_GAUSSIAN_ORDERS: tuple[float, ...] = (*ORDERS, *np.geomspace(1100, 1e8, 60))
+INTEGER_ORDERS: tuple[float, ...] = (
+    *map(float, (*range(2, 33), *range(34, 64, 3))),
+    *map(float, (64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)),
+)
+_LARGEST_FRACTIONAL = 6.0
+_GAUSSIAN_ORDERS: tuple[float, ...] = (
+    *(1 + x / 10 for x in range(1, 50)),
+    *INTEGER_ORDERS,
+    *np.geomspace(1100, 1e8, 60),
+)
 
 
-@functools.lru_cache(maxsize=256)
-def _step(sample_rate: float, noise_multiplier: float) -> np.ndarray:
-    """RDP of one step at ORDERS; infinite where the series does not converge in floating point."""
+@functools.lru_cache(maxsize=512)
+def _step(sample_rate: float, noise_multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
+    """RDP of one step at each order; infinite where the series does not converge in floating point."""
     values = []
-    for order in ORDERS:
+    for order in orders:
         try:
             value = analysis.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=float(order))
         except (ValueError, OverflowError):  # Opacus' log-space sums refuse some fractional orders
@@ -61,9 +48,19 @@ def _step(sample_rate: float, noise_multiplier: float) -> np.ndarray:
 
 
 class RdpAccountant:
-    """Upper bound only: ``lower`` is 0, ``estimate`` equals ``upper``."""
+    """Upper bound only: ``lower`` is 0, ``estimate`` equals ``upper``.
+
+    The bound is a minimum over orders, and valid over any set of them. Integer orders are cheap; Opacus' series for
+    fractional ones are not, so tenths are tried only around the best integer, and only below 6, where they matter.
+
+    Attributes:
+        fractional: whether fractional orders are tried; without them the bound is a little looser.
+    """
 
     name = "rdp"
+
+    def __init__(self, *, fractional: bool = True) -> None:
+        self.fractional = fractional
 
     def epsilon(self, mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adjacency) -> Interval:
         merged = merge(mechanisms)
@@ -79,15 +76,27 @@ class RdpAccountant:
         return Interval(lower=0.0, estimate=upper, upper=upper, accountant="rdp")
 
     def _upper(self, merged: Sequence[Mechanism], *, delta: float, scale: float) -> float:
-        gaussian = all(item.sample_rate == 1.0 for item in merged)
-        orders = np.array(_GAUSSIAN_ORDERS if gaussian else ORDERS)
+        if all(item.sample_rate == 1.0 for item in merged):
+            return self._best(merged, _GAUSSIAN_ORDERS, delta=delta, scale=scale)[0]
+        value, order = self._best(merged, INTEGER_ORDERS, delta=delta, scale=scale)
+        if self.fractional and order <= _LARGEST_FRACTIONAL:
+            tenths = range(math.floor(10 * (order - 1)) + 1, math.ceil(10 * (order + 1)))
+            near = tuple(tenth / 10 for tenth in tenths if tenth > 10 and tenth % 10)
+            value = min(value, self._best(merged, near, delta=delta, scale=scale)[0])
+        return value
+
+    @staticmethod
+    def _best(
+        merged: Sequence[Mechanism], orders: tuple[float, ...], *, delta: float, scale: float
+    ) -> tuple[float, float]:
+        """The least epsilon over the orders by Opacus' conversion, and the order that gives it."""
         total = np.zeros(len(orders))
         for item in merged:
             if item.sample_rate == 1.0:
-                total += item.steps * orders / (2 * item.noise_multiplier**2)
+                total += item.steps * np.array(orders) / (2 * item.noise_multiplier**2)
             else:
-                total += item.steps * _step(item.sample_rate, item.noise_multiplier)
+                total += item.steps * _step(item.sample_rate, item.noise_multiplier, orders)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Optimal order is the largest alpha": the bound is valid all the same
-            value, _ = analysis.get_privacy_spent(orders=list(orders), rdp=list(total * scale), delta=delta)
-        return float(value)
+            value, order = analysis.get_privacy_spent(orders=list(orders), rdp=list(total * scale), delta=delta)
+        return float(value), float(order)
