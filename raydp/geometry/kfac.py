@@ -111,20 +111,20 @@ def _objective(labels: _Labels, drawn: list[Tensor]) -> Callable[[Tensor], Tenso
 
     def objective(logits: Tensor) -> Tensor:
         drawn.append(labels.draw(logits))
-        return _summed_loss(logits, drawn[-1])
+        return summed_loss(logits, drawn[-1])
 
     return objective
 
 
 def _add_batch(model: nn.Module, images: Tensor, parts: Sequence[_LayerFactors | _Diagonal], labels: _Labels) -> None:
     drawn: list[Tensor] = []
-    calls = capture(model, images, _objective(labels, drawn), _capturable(model))
+    calls = capture(model, images, _objective(labels, drawn), capturable_layers(model))
     for part in parts:
         if isinstance(part, _LayerFactors):
             part.add([call for call in calls if call.name == part.block.name])
     diagonals = [part for part in parts if isinstance(part, _Diagonal)]
     if diagonals:
-        gradients = _gradients_of(model, images, drawn[0], calls, [part.block.name for part in diagonals])
+        gradients = named_gradients(model, images, drawn[0], calls, [part.block.name for part in diagonals])
         for part, gradient in zip(diagonals, gradients, strict=True):
             part.add(gradient)
 
@@ -142,17 +142,19 @@ def example_gradients(
     Arguments as for :func:`estimate_curvature`.
     """
     drawn: list[Tensor] = []
-    calls = capture(model, images, _objective(_Labels(fisher_labels, labels, generator), drawn), _capturable(model))
+    calls = capture(
+        model, images, _objective(_Labels(fisher_labels, labels, generator), drawn), capturable_layers(model)
+    )
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return _gradients_of(model, images, drawn[0], calls, names)
+    return named_gradients(model, images, drawn[0], calls, names)
 
 
-def _capturable(model: nn.Module) -> list[tuple[str, nn.Module]]:
+def capturable_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Layers of which Opacus knows the gradient; Linear and Conv2d are among them."""
     return [(name, module) for name, module in layers_of(model) if type(module) in GradSampleModule.GRAD_SAMPLERS]
 
 
-def _gradients_of(
+def named_gradients(
     model: nn.Module, images: Tensor, labels: Tensor, calls: Sequence[Call], names: Sequence[str]
 ) -> list[Tensor]:
     """Per-example gradients of the named parameters: by Opacus' formulas where all layers have one, or by vmap."""
@@ -160,7 +162,7 @@ def _gradients_of(
     wanted = {id(parameters[name]) for name in names}
     owners = [m for _, m in layers_of(model) if any(id(p) in wanted for p in m.parameters(recurse=False))]
     if any(type(module) not in GradSampleModule.GRAD_SAMPLERS for module in owners):
-        return vmapped_gradients(model, _summed_loss, names, images, labels)
+        return vmapped_gradients(model, summed_loss, names, images, labels)
     found = gradients_of_calls([call for call in calls if call.module in owners], GradSampleModule.GRAD_SAMPLERS)
     return [
         found[parameter] if parameter in found else parameter.new_zeros((len(images), *parameter.shape))  # not used
@@ -168,7 +170,7 @@ def _gradients_of(
     ]
 
 
-def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels, reduction="sum")  # a sum: per-example units
 
 
@@ -209,16 +211,16 @@ class _LayerFactors:
     def _expanded(self, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
         pairs, self.positions = [], 0
         for call in calls:
-            inputs, outputs = _inputs(call, self.block), _outputs(call, self.block)
+            inputs, outputs = layer_inputs(call, self.block), layer_outputs(call, self.block)
             self.positions += inputs.shape[3]
             pairs.append((_second_moment(inputs.flatten(2), self.block), _gram(outputs.flatten(2))))
         return _sum([pair[0] for pair in pairs]), _sum([pair[1] for pair in pairs])
 
     def _reduced(self, calls: Sequence[Call]) -> tuple[Tensor, Tensor]:
-        inputs = [_inputs(call, self.block) for call in calls]
+        inputs = [layer_inputs(call, self.block) for call in calls]
         positions = sum(part.shape[3] for part in inputs)
         mean = _sum([part.sum(dim=3) for part in inputs]) / positions
-        total = _sum([_outputs(call, self.block).sum(dim=3) for call in calls])
+        total = _sum([layer_outputs(call, self.block).sum(dim=3) for call in calls])
         return _second_moment(mean, self.block), _gram(total)
 
     def finish(self, examples: int) -> LayerCurvature:
@@ -278,7 +280,7 @@ def _second_moment(inputs: Tensor, block: LayerBlock) -> Tensor:
     return torch.cat([torch.cat([gram, sums], dim=2), torch.cat([sums.mT, count], dim=2)], dim=1)
 
 
-def _outputs(call: Call, block: LayerBlock) -> Tensor:
+def layer_outputs(call: Call, block: LayerBlock) -> Tensor:
     """Output gradients (groups, rows, n, positions)."""
     gradient = call.output_gradient
     n = len(gradient)
@@ -287,7 +289,7 @@ def _outputs(call: Call, block: LayerBlock) -> Tensor:
     return gradient.reshape(n, -1, block.rows).permute(2, 0, 1)[None]
 
 
-def _inputs(call: Call, block: LayerBlock) -> Tensor:
+def layer_inputs(call: Call, block: LayerBlock) -> Tensor:
     """Inputs (groups, inputs, n, positions): of a convolution the patch below each output pixel."""
     layer, activation = call.module, call.activation
     n = len(activation)
