@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.errors import Diverged, InvalidValue
-from raydp.geometry import kfac
+from raydp.geometry import Whitening, kfac
 from raydp.geometry.blocks import DiagonalBlock, LayerBlock, blocks_of
 from raydp.geometry.capture import Call, capture, layers_of
 from raydp.geometry.curvature import Curvature, DiagonalCurvature, LayerCurvature
@@ -72,7 +72,7 @@ def test_inputs_times_output_gradients_are_the_per_example_gradients(
     wanted: list[Tensor | None] = [None] * len(list(model.parameters()))
     for call, block in zip(calls, blocks_of(model), strict=True):
         assert isinstance(block, LayerBlock)
-        inputs, outputs = kfac._inputs(call, block), kfac._outputs(call, block)
+        inputs, outputs = kfac.layer_inputs(call, block), kfac.layer_outputs(call, block)
         matrices = torch.einsum("grnu,gcnu->ngrc", outputs, inputs)
         wanted[block.weight] = matrices.flatten(1)
         if block.bias is not None:
@@ -329,9 +329,8 @@ def test_d_eff_is_the_mean_squared_length_of_a_whitened_gradient_on_the_data_of_
     found = estimate_curvature(model, images, generator=generator(), fisher_labels="given", labels=labels)
     floor = float(found.eigenvalues.median())
     gradients = PerExampleGradients(model)(images, labels)
-    whitened = [g / c.sqrt() for g, c in zip(gradients, found.clamped(floor), strict=True)]
-    squares = sum(part.square().sum(dim=1) for part in whitened)
-    assert isinstance(squares, Tensor)
+    whitened = Whitening(curvature=found, floor=floor).project(gradients)
+    squares = torch.cat(whitened, dim=1).square().sum(dim=1)
     assert found.effective_dimension(floor) == pytest.approx(float(squares.mean()))
 
 
