@@ -126,6 +126,19 @@ def _keep_traceback(directory: Path) -> None:
     (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
 
 
+def _guarded(text: str) -> Iterator[dict[str, Any]]:
+    """:func:`outcomes` of the task in ``text``; what goes wrong before its first run is an outcome too."""
+    import torch
+
+    try:
+        task = Task(**json.loads(text))
+        torch.set_num_threads(task.threads)
+        yield from outcomes(task)
+    except Exception as error:  # noqa: BLE001 - said as the trial's reason; a dead process could not say it
+        reason = f"{type(error).__name__}: {error}"
+        yield {"done": True, "state": "failed", "reason": reason, "metrics": {}, "seconds": None}
+
+
 class TrialProcess(tune.Trainable):
     """Tune's view of :func:`outcomes`: one step, one item, as JSON so that Tune has nothing to interpret."""
 
@@ -134,11 +147,7 @@ class TrialProcess(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial in the same process."""
-        import torch
-
-        task = Task(**json.loads(new_config["task"]))
-        torch.set_num_threads(task.threads)
-        self._items = outcomes(task)
+        self._items = _guarded(new_config["task"])
         return True
 
     def step(self) -> dict[str, Any]:

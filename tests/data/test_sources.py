@@ -38,7 +38,7 @@ def write(path, count, *, seed=0, side=4, classes=3, names=None):
 
 class TestBundled:
     def test_the_catalogue_loads(self):
-        assert list(catalogue()) == ["mnist5k", "digits"]
+        assert list(catalogue()) == ["mnist5k", "digits", "digits28"]
         for name, summary in catalogue().items():
             assert load(name).summary == summary
 
@@ -102,7 +102,7 @@ class TestNames:
     def test_an_unknown_name_suggests_and_mentions_paths(self):
         with pytest.raises(UnknownName, match=r"path to Parquet files.*Did you mean mnist5k"):
             load("mnist5")
-        with pytest.raises(UnknownName, match="Known: digits, mnist5k"):
+        with pytest.raises(UnknownName, match="Known: digits, digits28, mnist5k"):
             load("/absent/directory")
 
     def test_a_directory_without_the_files(self, tmp_path):
