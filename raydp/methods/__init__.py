@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from raydp import _validate
+from raydp.methods.ada_dps import AdaDps
 from raydp.methods.base import GradientHyperparameters, Method, Policy, PublicExamples, Setting
 from raydp.methods.dp_ngd import DpNgd
 from raydp.methods.dp_sgd import DpSgd
+from raydp.methods.dp_sgd_pt import DpSgdPt
+from raydp.methods.gep import Gep
 from raydp.methods.online import Online, OnlineHyperparameters, OnlineTopKHyperparameters
 from raydp.methods.two_phase import TwoPhase
 
@@ -38,6 +41,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
                 hyperparameters=OnlineHyperparameters,
             ),
             DpNgd(),
+            DpSgdPt(),
+            AdaDps(),
+            Gep(),
         )
     }
 )

@@ -155,6 +155,7 @@ def test_diagnostics_are_the_numbers_of_the_paper() -> None:
     found = policy(config, examples=public_examples())
     assert found.diagnostics() == {}
     geometry = found.geometry("train", 0)
+    assert isinstance(geometry, Whitening)
     values = geometry.curvature.eigenvalues.double()
     clamped = values.clamp(min=0.02)
     numbers = found.diagnostics()
@@ -229,7 +230,7 @@ def test_no_floor_is_a_diverged_run_with_its_steps_in_the_ledger(
 
 
 def test_no_floor_after_conditioning_is_a_random_walk_and_no_crash(tmp_path: Path, public: str) -> None:
-    """Infinitely long examples are dropped before the noise, which is isotropic there: finite, but nothing is learnt."""
+    """Infinitely long examples are dropped and the noise is isotropic: all stays finite, and nothing is learnt."""
     config = {**FAST, "clamping": "none", "arm": "post", "clip_norm": 1.0}
     assert list(execute(ngd_spec(tmp_path, public, config, public_limit=10)))[-1].metrics["accuracy"] < 0.5
 
@@ -320,10 +321,10 @@ def test_the_optimiser_starts_anew_exactly_when_the_support_changes(
 def test_hyperparameters_of_the_curvature_have_the_published_defaults() -> None:
     found = parse({})
     assert (found.clip_norm, found.curvature_interval, found.exponent, found.decay_fraction) == (10.0, 8, 10.0, 0.1)
-    assert (found.arm, found.clamping, found.curvature_form, found.fisher_labels) == (
+    assert (found.arm, found.clamping, found.curvature_form, found.labels_kind) == (
         "whitened",
         "dynamic",
         "expand",
         "model",
     )
-    assert dp_ngd.SOURCES == ("public", "noise")
+    assert dp_ngd.SOURCES == ("public", "noise", "private")
