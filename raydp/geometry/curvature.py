@@ -104,6 +104,25 @@ class Curvature:
         """Number of coordinates of each block."""
         return tuple(part.block.size for part in self.blocks)
 
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameter tensors."""
+        return len(self.parameter_sizes)
+
+    @cached_property
+    def parameter_sizes(self) -> tuple[int, ...]:
+        """Number of entries of each trainable parameter."""
+        found: dict[int, int] = {}
+        for part in self.blocks:
+            block = part.block
+            if isinstance(block, DiagonalBlock):
+                found[block.parameter] = block.size
+                continue
+            found[block.weight] = block.groups * block.rows * block.inputs
+            if block.bias is not None:
+                found[block.bias] = block.groups * block.rows
+        return tuple(found[index] for index in range(len(found)))
+
     @cached_property
     def eigenvalues(self) -> Tensor:
         """All eigenvalues of F, unsorted, (d,)."""
@@ -115,16 +134,10 @@ class Curvature:
 
     def unrotate(self, coordinates: Sequence[Tensor]) -> list[Tensor]:
         """Inverse of :meth:`rotate`: (n, size), one a block, to (n, entries), one a parameter."""
-        found: list[Tensor | None] = [None] * sum(
-            1 if isinstance(part, DiagonalCurvature) or part.block.bias is None else 2 for part in self.blocks
-        )
+        found: list[Tensor | None] = [None] * self.parameters
         for part, coordinate in zip(self.blocks, coordinates, strict=True):
             part.unrotate(coordinate, found)
         return [entries for entries in found if entries is not None]
-
-    def clamped(self, floor: float) -> list[Tensor]:
-        """Λ̃ = max(Λ, floor), flat, one tensor a block."""
-        return [part.eigenvalues.clamp(min=floor) for part in self.blocks]
 
     def clamped_fraction(self, floor: float) -> float:
         """Share of the eigenvalues that lie below the floor."""

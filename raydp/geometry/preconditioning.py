@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from raydp.geometry.blocks import DiagonalBlock
 from raydp.geometry.whitening import FlooredGeometry
 
 
@@ -22,44 +21,30 @@ class PreConditioning(FlooredGeometry):
     The noise of the update has covariance (σC/B)² F̃^{-2}.
     """
 
+    power = 1.0
+
     @property
     def sizes(self) -> tuple[int, ...]:
-        found: dict[int, int] = {}
-        for part in self.curvature.blocks:
-            block = part.block
-            if isinstance(block, DiagonalBlock):
-                found[block.parameter] = block.size
-                continue
-            found[block.weight] = block.groups * block.rows * block.inputs
-            if block.bias is not None:
-                found[block.bias] = block.groups * block.rows
-        return tuple(found[index] for index in range(len(found)))
+        return self.curvature.parameter_sizes
 
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         return [gradient.flatten(1) for gradient in gradients]
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
-        rotated = self.curvature.rotate([part[None] for part in released])
-        scaled = [part / values for part, values in zip(rotated, self.clamped, strict=True)]
-        return [update[0] for update in self.curvature.unrotate(scaled)]
+        rows = [part[None] for part in released]
+        coordinates = [part[0] for block in self.coordinates for part in block.project(rows)]
+        return self._lift(coordinates, scale=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostConditioning(FlooredGeometry):
     """Multiply each example's gradient by F̃^{-1}, clip and noise that, and step along it.
 
-    Coordinates are taken in the eigenbasis, Λ̃^{-1} Qᵀ g, and turned back by Q: the same norms and, the noise being
-    isotropic, the same law as in the parameters' own basis, for half of the rotations. The noise of the update has
-    covariance (σC/B)² I.
+    Coordinates may be turned by an orthogonal matrix, which is undone on the way back: the same norms and, the noise
+    being isotropic, the same law. The noise of the update has covariance (σC/B)² I.
     """
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.curvature.sizes
-
-    def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        rotated = self.curvature.rotate(gradients)
-        return [part / values for part, values in zip(rotated, self.clamped, strict=True)]
+    power = 1.0
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
-        return [update[0] for update in self.curvature.unrotate([part[None] for part in released])]
+        return self._lift(released, scale=False)

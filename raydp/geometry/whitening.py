@@ -1,9 +1,10 @@
-"""DP-NGD's geometry: clip and noise per-example gradients in the whitened eigenbasis of a public curvature.
+"""DP-NGD's geometry: clip and noise per-example gradients in the space whitened by a public curvature.
 
 The paper's Algorithm 1 (arXiv 2607.05866) whitens by F̃^{-1/2}, clips, adds isotropic noise, and maps back by F̃^{-1/2}.
-Here the coordinates are M g with M = Λ̃^{-1/2} Qᵀ, and M ᵀ maps back: M differs from F̃^{-1/2} by the orthogonal Q, which
-changes neither norms nor the law of isotropic noise, and half of the rotations disappear.
-The released update is F̃^{-1} times the clipped average, its noise has covariance (σC/B)² F̃^{-1}.
+Here each block's coordinates are M g with MᵀM = F̃^{-1}, and Mᵀ maps back. Any such M differs from F̃^{-1/2} by an
+orthogonal matrix, which changes neither norms nor the law of isotropic noise; which one is used is a question of cost
+(:mod:`raydp.geometry.coordinates`). The released update is F̃^{-1} times the clipped average, its noise has covariance
+(σC/B)² F̃^{-1}.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from raydp.geometry.coordinates import Coordinates, coordinates_of
 from raydp.geometry.curvature import Curvature
 
 
@@ -28,6 +30,8 @@ class FlooredGeometry(ABC):
         floor: λ_t >= 0, below which eigenvalues are clamped. At 0 a flat direction has an infinite inverse.
     """
 
+    power: ClassVar[float]  # coordinates are those of F̃^{-power} g
+
     curvature: Curvature
     floor: float
 
@@ -36,12 +40,12 @@ class FlooredGeometry(ABC):
         return None
 
     @property
-    @abstractmethod
-    def sizes(self) -> tuple[int, ...]: ...
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(size for block in self.coordinates for size in block.sizes)
 
-    @abstractmethod
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Per-example gradients (n, *shape) of each parameter to coordinates (n, size)."""
+        return [part for block in self.coordinates for part in block.project(gradients)]
 
     @abstractmethod
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
@@ -52,27 +56,24 @@ class FlooredGeometry(ABC):
         return replace(self, floor=floor)
 
     @cached_property
-    def clamped(self) -> list[Tensor]:
-        """Λ̃ of each block, flat."""
-        return self.curvature.clamped(self.floor)
+    def coordinates(self) -> list[Coordinates]:
+        """The map of each block."""
+        return [coordinates_of(part, floor=self.floor, power=self.power) for part in self.curvature.blocks]
+
+    def _lift(self, released: Sequence[Tensor], *, scale: bool) -> list[Tensor]:
+        updates: list[Tensor | None] = [None] * self.curvature.parameters
+        parts = iter(released)
+        for block in self.coordinates:
+            mine = [next(parts)[None] for _ in block.sizes]
+            (block.transpose if scale else block.turn_back)(mine, updates)
+        return [update[0] for update in updates if update is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening(FlooredGeometry):
-    """Coordinates X = (Q_Gᵀ W Q_A) / sqrt(Λ̃), one flat tensor a block; the way back is Q_G (X / sqrt(Λ̃)) Q_Aᵀ."""
+    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.curvature.sizes
-
-    @cached_property
-    def _inverse_roots(self) -> list[Tensor]:
-        return [values.rsqrt() for values in self.clamped]
-
-    def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        rotated = self.curvature.rotate(gradients)
-        return [part * scale for part, scale in zip(rotated, self._inverse_roots, strict=True)]
+    power = 0.5
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
-        scaled = [(part * scale)[None] for part, scale in zip(released, self._inverse_roots, strict=True)]
-        return [update[0] for update in self.curvature.unrotate(scaled)]
+        return self._lift(released, scale=True)

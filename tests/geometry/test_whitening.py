@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.geometry import Identity, PostConditioning, PreConditioning, Whitening
-from raydp.geometry.curvature import Curvature
+from raydp.geometry.blocks import LayerBlock
+from raydp.geometry.coordinates import EigenCoordinates, FlooredCoordinates
+from raydp.geometry.curvature import Curvature, LayerCurvature
 from raydp.geometry.kfac import estimate_curvature
 from raydp.geometry.whitening import FlooredGeometry
 from raydp.privacy.mechanism import Phase, PhaseSpec
@@ -54,12 +56,15 @@ def middle(curvature: Curvature, share: float = 0.5) -> float:
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize("arm", ARMS)
-def test_there_and_back_is_the_dense_inverse_fisher(arm: type[FlooredGeometry], bias: bool, groups: int) -> None:
-    """Row 5, to 1e-8 in float64, with half of the products clamped."""
+def test_there_and_back_is_the_dense_inverse_fisher(
+    arm: type[FlooredGeometry], share: float, bias: bool, groups: int
+) -> None:
+    """Row 5, to 1e-8 in float64, with a share of the products clamped: products, not factors."""
     model = small_net(groups=groups, bias=bias)
     curvature = curvature_of(model)
-    geometry = arm(curvature=curvature, floor=middle(curvature))
+    geometry = arm(curvature=curvature, floor=middle(curvature, share))
     images, labels = examples(4)
     gradients = PerExampleGradients(model)(images, labels)
     inverse = dense_clamped_inverse(dense(curvature, sizes_of(model)), geometry.floor)
@@ -85,13 +90,56 @@ def test_whitened_lengths_are_the_fisher_norm() -> None:
     )
 
 
-def test_products_are_clamped_and_not_factors() -> None:
-    curvature = curvature_of(small_net())
-    geometry = Whitening(curvature=curvature, floor=middle(curvature))
-    assert torch.equal(torch.cat(geometry.clamped), curvature.eigenvalues.clamp(min=geometry.floor))
-    other = geometry.with_floor(2 * geometry.floor)
-    assert type(other) is Whitening and other.curvature is curvature
-    assert torch.equal(torch.cat(other.clamped), curvature.eigenvalues.clamp(min=2 * geometry.floor))
+def test_another_floor_shares_the_curvature() -> None:
+    geometry = Whitening(curvature=curvature_of(small_net()), floor=1.0)
+    other = geometry.with_floor(2.0)
+    assert type(other) is Whitening and other.curvature is geometry.curvature and other.floor == 2.0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("power", [0.5, 1.0])
+@pytest.mark.parametrize("leading", [(1, 1), (1, 6), (4, 2), (5, 8), (0, 0)])
+def test_both_forms_of_the_coordinates_are_one_map_up_to_an_orthogonal_matrix(
+    bias: bool, power: float, leading: tuple[int, int]
+) -> None:
+    """Whatever the number of rows and columns above the floor, and whichever side is multiplied first."""
+    torch.manual_seed(0)
+    m, k = leading
+    block = LayerBlock(name="x", weight=0, bias=1 if bias else None, groups=1, rows=5, inputs=8)
+    small = torch.linspace(0.01, 0.1, 9, dtype=torch.float64)
+    outputs, inputs = small[:5].clone(), small[: block.columns].clone()
+    outputs[5 - m :] += 1.0
+    inputs[block.columns - k :] += 1.0
+    part = LayerCurvature(
+        block=block,
+        output_basis=torch.linalg.qr(torch.randn(1, 5, 5).double())[0],
+        output_values=outputs[None],
+        input_basis=torch.linalg.qr(torch.randn(1, block.columns, block.columns).double())[0],
+        input_values=inputs[None],
+    )
+    floor = 0.5 if m * k else 2.0
+    gradients = [torch.randn(3, 5, 2, 2, 2).double(), torch.randn(3, 5).double()][: 1 + bias]
+    eigen = EigenCoordinates(part, floor=floor, power=power)
+    floored = FlooredCoordinates(part, floor=floor, power=power)
+    assert floored.excess.shape == (m, k)
+    for scale in (True, False):
+        there, here = ([None] * (1 + bias) for _ in range(2))
+        for form, into in ((eigen, there), (floored, here)):
+            (form.transpose if scale else form.turn_back)(form.project(gradients), into)
+        for left, right in zip(there, here, strict=True):
+            torch.testing.assert_close(left, right)
+    for left, right in ((eigen, floored), (floored, eigen)):
+        assert sum(left.sizes) == sum(right.sizes) == block.size
+    torch.testing.assert_close(
+        torch.cat(eigen.project(gradients), dim=1).norm(dim=1), torch.cat(floored.project(gradients), dim=1).norm(dim=1)
+    )
+
+
+def test_the_cheaper_form_is_chosen_by_how_much_is_clamped() -> None:
+    curvature = curvature_of(small_net(groups=1))
+    for floor, kind in ((float(curvature.eigenvalues.max()), FlooredCoordinates), (0.0, EigenCoordinates)):
+        forms = Whitening(curvature=curvature, floor=floor).coordinates
+        assert all(type(form) is kind for form in forms[:3])
 
 
 @settings(max_examples=25, deadline=None)
@@ -171,7 +219,8 @@ class _GivenNoise:
 def test_a_floor_above_all_eigenvalues_is_dp_sgd(excess: float) -> None:
     """Row 6: λ >= λ_max equals DP-SGD with (C√λ, η/λ) to 1e-8 in float64 under the same noise.
 
-    The whitened noise is drawn in the eigenbasis; DP-SGD is given the same draw, turned by the same orthogonal matrix.
+    The whitened noise may be drawn in the eigenbasis; DP-SGD is given the same draw, turned by the same orthogonal
+    matrix, which is sqrt(λ) times the lift.
     Half of the examples are clipped.
     """
     model = small_net()
@@ -181,8 +230,8 @@ def test_a_floor_above_all_eigenvalues_is_dp_sgd(excess: float) -> None:
     lengths = flat(gradients).norm(dim=1) / floor**0.5
     clip_norm, rate = float(lengths.median()), 0.7
     assert 0 < int((lengths > clip_norm).sum()) < 16
-    noise = [torch.randn(size) for size in curvature.sizes]
     whitening = Whitening(curvature=curvature, floor=floor)
+    noise = [torch.randn(size) for size in whitening.sizes]
     released = private_gradient(
         [gradients],
         geometry=whitening,
@@ -196,7 +245,7 @@ def test_a_floor_above_all_eigenvalues_is_dp_sgd(excess: float) -> None:
         geometry=Identity(sizes=tuple(sizes_of(model))),
         phase=phase(clip_norm=clip_norm * floor**0.5),
         step=3,
-        key=_GivenNoise(curvature.unrotate([part[None] for part in noise])),  # type: ignore[arg-type]
+        key=_GivenNoise([floor**0.5 * part for part in whitening.lift(noise)]),  # type: ignore[arg-type]
     )
     assert float((natural - rate / floor * torch.cat(plain)).abs().max()) < 1e-8 * float(natural.abs().max())
 
