@@ -14,6 +14,7 @@ losses, each example's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -28,7 +29,8 @@ from raydp.geometry.curvature import Curvature, DiagonalCurvature, LayerCurvatur
 
 FORMS = ("expand", "reduce")
 LABELS = ("model", "given", "random")
-_BATCH = 64  # examples at a time: bounds the memory of the patches
+_BATCH = 32  # examples at a time: bounds the memory of the patches, and is the fastest for small networks
+_STRIPS_FROM = 48  # below, a product in one piece is as fast
 
 
 def estimate_curvature(
@@ -266,8 +268,20 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _gram(columns: Tensor) -> Tensor:
-    """Σ x xᵀ over the last axis: (groups, k, m) to (groups, k, k)."""
-    return columns @ columns.mT
+    """Σ x xᵀ over the last axis: (groups, k, m) to (groups, k, k).
+
+    The matrix is symmetric, so three strips on and right of the diagonal are computed and mirrored: a third less
+    arithmetic, and most of an estimate's time is spent here.
+    """
+    groups, k, _ = columns.shape
+    if k < _STRIPS_FROM:
+        return columns @ columns.mT
+    found = columns.new_empty(groups, k, k)
+    for start, stop in pairwise((0, k // 3, 2 * k // 3, k)):
+        strip = columns[:, start:stop] @ columns[:, start:].mT
+        found[:, start:stop, start:] = strip
+        found[:, start:, start:stop] = strip.mT
+    return found
 
 
 def _second_moment(inputs: Tensor, block: LayerBlock) -> Tensor:

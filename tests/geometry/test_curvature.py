@@ -301,6 +301,12 @@ def test_eigendecomposition_is_symmetrised_cut_at_zero_and_retried_in_float64(
         eigendecompose(matrix * float("nan"), "x")
 
 
+@pytest.mark.parametrize("k", [1, 47, 48, 50, 145])
+def test_second_moments_in_strips_are_second_moments(k: int) -> None:
+    columns = torch.randn(2, k, 20, generator=generator(), dtype=torch.float64)
+    torch.testing.assert_close(kfac._gram(columns), columns @ columns.mT)
+
+
 def test_a_checkpoint_of_the_curvature_is_the_curvature() -> None:
     model = small_net()
     found = curvature_of(model)
