@@ -120,7 +120,8 @@ class ClippedMoments:
 
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         share = 1 / math.sqrt(len(self.radii))
-        return [share * clip([part / radius], 1.0)[0] for part, radius in zip(gradients, self.radii, strict=True)]
+        parts = zip(gradients, self.radii, strict=True)
+        return [share * clip([part.flatten(1) / radius], 1.0)[0] for part, radius in parts]
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         whole = math.sqrt(len(self.radii))
