@@ -21,7 +21,9 @@ from raydp.errors import InvalidValue, UnknownName
 from raydp.geometry import Geometry
 from raydp.privacy.mechanism import PhaseSpec
 from raydp.privacy.plan import Plan
-from raydp.training.optimizer import OPTIMIZERS, SCHEDULES
+
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("constant", "linear", "cosine")
 
 Scalar = str | int | float | bool | None
 Config = Mapping[str, Scalar]

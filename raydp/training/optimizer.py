@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from raydp import _validate
 from raydp.errors import InvalidValue
-
-OPTIMIZERS = ("sgd", "adam")
-SCHEDULES = ("constant", "linear", "cosine")
+from raydp.methods.base import OPTIMIZERS, SCHEDULES
 
 
 def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
