@@ -1,7 +1,7 @@
-"""The clamping schedule of DP-NGD: the floor's kind, its low plateau, its times, and how often the curvature is renewed.
+"""The clamping schedule of DP-NGD: the kind of floor, its plateau, its times, and how often curvature is renewed.
 
-The space is conditional, so it is a function: a fixed floor has no plateau, and no floor at all (which the paper reports
-to diverge) has no schedule.
+The space is conditional, so it is a function: a fixed floor has no plateau, and no floor at all (which the paper
+reports to diverge) has no schedule.
 
     raydp run searches/dp_ngd_clamping.py --scale small
 """
@@ -11,8 +11,10 @@ import raydp
 
 def space(trial):
     clamping = trial.suggest_categorical("clamping", ["dynamic", "fixed", "none"])
-    trial.suggest_float("learning_rate", 0.02, 0.2, log=True)
+    trial.suggest_float("learning_rate", 0.01, 0.1, log=True)
     trial.suggest_categorical("curvature_interval", [1, 8, 32])
+    if clamping != "none":
+        trial.suggest_float("lambda_safe", 0.02, 0.5, log=True)
     if clamping == "dynamic":
         trial.suggest_float("kappa", 0.1, 1.0, log=True)
         trial.suggest_float("decay_fraction", 0.05, 0.25)
@@ -27,7 +29,7 @@ search = raydp.Search(
     public_limit=500,
     budget=raydp.Budget(epsilon=2.0, delta=1e-5),
     space=space,
-    fixed={"epochs": 10, "batch_size": 256, "reference_learning_rate": 4.0},
+    fixed={"epochs": 10, "batch_size": 256, "reference_learning_rate": 1.0},
     trials=40,
     seeds=2,
     reports=2,

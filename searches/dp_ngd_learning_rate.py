@@ -1,7 +1,10 @@
-"""The learning rate of DP-NGD, which at a fixed reference step also decides how much of the curvature is used.
+"""The learning rate of DP-NGD and the floor under its eigenvalues, which decide together how long a step is.
 
-The floor λ_safe = (ηC / η_sC_s)² follows the learning rate: a small one leaves more eigenvalues unclamped, a large one
-clamps them all, and DP-NGD becomes DP-SGD. κ = λ_base/λ_safe lowers the floor further in the middle of training.
+Without ``lambda_safe`` the floor is (ηC / η_sC_s)², that of equally long steps as a DP-SGD with learning rate η_s
+and clip
+norm C_s; here it is searched, and ``step_ratio`` reports how long the steps are beside those of DP-SGD at η_s = 1. A
+high
+floor clamps all eigenvalues, and DP-NGD becomes DP-SGD. κ = λ_base/λ_safe lowers the floor in the middle of training.
 Public data: ``digits28`` beside ``mnist5k``; give others with ``--set data=PATH --set public=PATH``.
 
     raydp run searches/dp_ngd_learning_rate.py --scale small
@@ -18,8 +21,12 @@ search = raydp.Search(
     public="digits28",
     public_limit=500,
     budget=raydp.Budget(epsilon=2.0, delta=1e-5),
-    space={"learning_rate": tune.loguniform(0.01, 1.0), "kappa": tune.loguniform(0.1, 1.0)},
-    fixed={"epochs": 10, "batch_size": 256, "reference_learning_rate": 4.0},
+    space={
+        "learning_rate": tune.loguniform(0.005, 0.3),
+        "lambda_safe": tune.loguniform(0.01, 1.0),
+        "kappa": tune.loguniform(0.1, 1.0),
+    },
+    fixed={"epochs": 10, "batch_size": 256, "reference_learning_rate": 1.0},
     trials=20,
     seeds=2,
     reports=2,

@@ -1,6 +1,6 @@
 """How many public examples does DP-NGD's curvature need? One search for each size, the learning rate tuned in each.
 
-    raydp run searches/dp_ngd_public_size.py --scale small
+raydp run searches/dp_ngd_public_size.py --scale small
 """
 
 from ray import tune
@@ -15,8 +15,8 @@ searches = [
         public="digits28",
         public_limit=size,
         budget=raydp.Budget(epsilon=2.0, delta=1e-5),
-        space={"learning_rate": tune.grid_search([0.03, 0.06, 0.12])},
-        fixed={"epochs": 10, "batch_size": 256, "reference_learning_rate": 4.0, "kappa": 1.0},
+        space={"learning_rate": tune.grid_search([0.015, 0.03, 0.06])},
+        fixed={"epochs": 10, "batch_size": 256, "lambda_safe": 0.06, "kappa": 1.0},
         sampler="grid",
         trials=3,
         seeds=3,

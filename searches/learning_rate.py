@@ -1,7 +1,7 @@
 """The learning rate of any method, and nothing else: the fair way to tune a baseline.
 
-    raydp run searches/learning_rate.py --set method=tp_rand
-    raydp run searches/learning_rate.py --scale small --set data=PATH --epsilon 8
+raydp run searches/learning_rate.py --set method=tp_rand
+raydp run searches/learning_rate.py --scale small --set data=PATH --epsilon 8
 """
 
 from ray import tune

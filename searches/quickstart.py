@@ -16,7 +16,7 @@ search = raydp.Search(
     data="mnist5k",
     budget=raydp.Budget(epsilon=3.0, delta=1e-5),
     space={
-        "learning_rate": tune.loguniform(0.5, 8.0),
+        "learning_rate": tune.loguniform(0.25, 4.0),
         "warmup_fraction": tune.uniform(0.1, 0.6),
         "warmup_share": tune.uniform(0.1, 0.6),
     },

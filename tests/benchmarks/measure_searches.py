@@ -12,7 +12,6 @@ the run directories alone, and replaces what stands between the two markers in s
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,84 +27,159 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "searches" / "README.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 METHODS = ("dp_sgd", "tp_topk", "tp_rand", "on_topk", "on_rand")
-MEDIUM = {"fixed.epochs": 10, "fixed.batch_size": 500, "data_limit": 10_000, "reports": 2}
+SPLIT, NGD = "tp_topk_split.py", "dp_ngd_ablations.py"
+QUICK = {"reports": 1, "fixed.epochs": 8}
+MEDIUM = {"fixed.epochs": 10, "fixed.batch_size": 500, "data_limit": 10_000, "reports": 1}
+LARGE = {"fixed.epochs": 5, "fixed.batch_size": 400, "seeds": 2, "reports": 1}
+ALL = ("dp_sgd", "tp_topk", "tp_rand", "on_topk", "on_rand", "dp_ngd", "dp_sgd_pt", "ada_dps", "gep")
+ARMS = ("whitened", "pre", "post", "private_20", "private_50", "noise")
 
-#: name -> (search of the file, data set, overrides)
-EXPERIMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "mnist5k_grid": ("split_grid", "mnist5k", {"reports": 2, "fixed.epochs": 8}),
-    "mnist5k_continuous": ("split_continuous", "mnist5k", {"reports": 2, "fixed.epochs": 8}),
-    "mnist5k_five_e1": ("five_variants", "mnist5k", {"budget.epsilon": 1.0, "reports": 2, "fixed.epochs": 8}),
-    "mnist5k_five_e3": ("five_variants", "mnist5k", {"reports": 2, "fixed.epochs": 8}),
-    "mnist5k_five_e8": ("five_variants", "mnist5k", {"budget.epsilon": 8.0, "reports": 2, "fixed.epochs": 8}),
-    "mnist5k_five_rho01": ("five_variants", "mnist5k", {"reports": 2, "fixed.epochs": 8, "active_ratio": 0.1}),
-    "mnist5k_five_rho07": ("five_variants", "mnist5k", {"reports": 2, "fixed.epochs": 8, "active_ratio": 0.7}),
-    "mnist_five_e3": ("five_variants", "mnist", MEDIUM),
-    "fashion_five_e3": ("five_variants", "fashion_mnist", MEDIUM),
-    "cifar10_five_e3": (
-        "five_variants",
-        "cifar10",
-        {"fixed.epochs": 12, "fixed.batch_size": 600, "seeds": 2, "reports": 1},
+#: name -> (file, searches of it, private data, public data or None for the file's own, scale, overrides)
+EXPERIMENTS: dict[str, tuple[str, tuple[str, ...], str, str | None, str | None, dict[str, Any]]] = {
+    "five_mnist5k_e3": (SPLIT, ("five_variants",), "mnist5k", None, None, QUICK),
+    "five_mnist5k_e1": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "budget.epsilon": 1.0}),
+    "five_mnist5k_e8": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "budget.epsilon": 8.0}),
+    "five_mnist5k_rho01": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "active_ratio": 0.1}),
+    "five_fashion_e3": (SPLIT, ("five_variants",), "fashion_mnist", None, None, MEDIUM),
+    "five_mnist_e3": (SPLIT, ("five_variants",), "mnist", None, None, MEDIUM),
+    "five_cifar10_e3": (SPLIT, ("five_variants",), "cifar10", None, None, LARGE),
+    "split_grid": (SPLIT, ("split_grid",), "mnist5k", None, None, QUICK),
+    "split_continuous": (SPLIT, ("split_continuous",), "mnist5k", None, None, QUICK),
+    "all_methods": ("all_methods.py", tuple(f"all_{name}" for name in ALL), "mnist5k", None, "small", {}),
+    "dp_ngd_ablations": (NGD, tuple(f"dp_ngd_{arm}" for arm in ARMS), "mnist5k", None, "small", {}),
+    "dp_ngd_learning_rate": (
+        "dp_ngd_learning_rate.py", ("dp_ngd_learning_rate",), "mnist5k", None, "small", {"reports": 1}
     ),
-}
+    "dp_ngd_clamping": ("dp_ngd_clamping.py", ("dp_ngd_clamping",), "mnist5k", None, "small", {"reports": 1}),
+    "dp_ngd_public_size": (
+        "dp_ngd_public_size.py",
+        tuple(f"dp_ngd_public_{size}" for size in (50, 200, 500, 1400)),
+        "mnist5k",
+        None,
+        "small",
+        {},
+    ),
+    "cifar10_all_methods": (
+        "all_methods.py",
+        ("all_dp_sgd", "all_dp_ngd", "all_dp_sgd_pt"),
+        "cifar10",
+        "cifar100",
+        "small",
+        {"fixed.epochs": 8, "fixed.batch_size": 600, "trials": 6, "seeds": 1},
+    ),
+}  # fmt: skip
 
 
-def experiment(name: str, shared: Path) -> tuple[Search, Path]:
-    """The search of an experiment, and the file that it is defined in."""
-    chosen, data, overrides = EXPERIMENTS[name]
-    file = ROOT / "searches" / "tp_topk_split.py"
-    search = load_searches(file, only=chosen)[chosen]
-    where = data if data == "mnist5k" else str((shared / data).resolve())
-    return search.with_overrides({"name": name, "data": where, **overrides}), file
+def experiment(name: str, shared: Path) -> tuple[list[Search], Path]:
+    """The searches of an experiment, and the file that they are defined in."""
+    source, chosen, data, public, scale, overrides = EXPERIMENTS[name]
+    file = ROOT / "searches" / source
+    found = []
+    for each in chosen:
+        search = load_searches(file, only=each)[each]
+        changes = {**overrides, "data": data if data == "mnist5k" else str((shared / data).resolve())}
+        if public is not None and search.public is not None:
+            changes["public"] = str((shared / public).resolve())
+        found.append((search.scaled(scale) if scale else search).with_overrides(changes))
+    return found, file
 
 
 def run(out: Path, shared: Path, only: list[str]) -> None:
     """Run what is not complete."""
     for name in only or EXPERIMENTS:
-        directory = out / name
-        search, file = experiment(name, shared)
-        print(f"== {name}", flush=True)
-        if (directory / "raydp.json").exists():
-            result = Result.load(directory)
-            if sum(trial.finished for trial in result.trials) < search.trials:
+        searches, file = experiment(name, shared)
+        for search in searches:
+            directory = out / name / search.name
+            print(f"== {name}: {search.name}", flush=True)
+            if not (directory / "raydp.json").exists():
+                runner.run(search, storage=directory, file=file)
+            elif not complete(Result.load(directory)):
                 runner.resume(directory)
-        else:
-            runner.run(search, storage=directory, file=file)
+
+
+def complete(result: Result) -> bool:
+    """Whether every trial that the search defines has ended."""
+    return all(trial.finished for trial in result.trials) and len(result.trials) >= result.search["trials"]
 
 
 def write(out: Path) -> None:
     """Write the tables of every complete experiment into searches/README.md."""
     parts = []
-    for name in EXPERIMENTS:
-        if (out / name / "raydp.json").exists():
-            result = Result.load(out / name)
-            if all(trial.finished for trial in result.trials) and len(result.trials) >= result.search["trials"]:
-                parts.append(section(name, result))
+    for name, (_, chosen, *_) in EXPERIMENTS.items():
+        directories = [out / name / each for each in chosen if (out / name / each / "raydp.json").exists()]
+        results = [result for result in map(Result.load, directories) if complete(result)]
+        if len(results) == 1 and len(chosen) == 1:
+            parts.append(section(name, results[0]))
+        elif results:
+            parts.append(comparison(name, results))
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     README.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}", encoding="utf-8")
 
 
-def section(name: str, result: Result) -> str:
-    """One experiment as Markdown."""
-    search = result.search
-    fixed = ", ".join(f"{key} = {value}" for key, value in sorted(search["fixed"].items()))
-    complete = [trial for trial in result.trials if trial.state == "complete"]
-    population = complete[0].plan.phases[0].spec.population if complete and complete[0].plan else 0
+def comparison(name: str, results: list[Result]) -> str:
+    """Several searches side by side: the best trial of each."""
+    first = results[0]
+    budget = first.search["budget"]
     lines = [
         f"### {name}",
         "",
-        f"ε = {search['budget']['epsilon']:g}, δ = {search['budget']['delta']:g}, N = {population}, "
-        f"{search['seeds']} seeds a trial, {len(result.trials)} trials ({len(complete)} complete); {fixed}. "
+        f"{_data(first)}, ε = {budget['epsilon']:g}, δ = {budget['delta']:g}; each row a search of its own, the best "
+        "of its trials by the mean over the seeds. Accuracy in %, mean ± std over the seeds.",
+        "",
+        "| search | trials × seeds | best accuracy | its hyperparameters | median trial | ε of the whole search |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        done = [trial for trial in result.trials if trial.state == "complete"]
+        if not done:
+            lines.append(f"| {result.search['name']} | {len(result.trials)} | none completed | | | |")
+            continue
+        best = max(done, key=_mean)
+        chosen = ", ".join(f"{key} = {_short(value)}" for key, value in sorted(best.config.items()))
+        median = statistics.median(100 * _mean(trial) for trial in done)
+        runs = f"{len(done)} × {result.search['seeds']}"
+        lines.append(
+            f"| {result.search['name']} | {runs} | {_spread(best.metrics['accuracy'])} | {chosen} | {median:.2f} | "
+            f"{result.epsilon_search.upper:.4g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _data(result: Result) -> str:
+    complete_trials = [trial for trial in result.trials if trial.plan]
+    plan = complete_trials[0].plan if complete_trials else None
+    population = plan.phases[0].spec.population if plan else 0
+    public = result.search.get("public")
+    beside = f" with public {Path(public).name}" if public else ""
+    return f"{Path(result.search['data']).name}{beside}, N = {population}"
+
+
+def section(name: str, result: Result) -> str:
+    """One search as Markdown."""
+    search = result.search
+    fixed = ", ".join(f"{key} = {value}" for key, value in sorted(search["fixed"].items()))
+    done = [trial for trial in result.trials if trial.state == "complete"]
+    lines = [
+        f"### {name}",
+        "",
+        f"{_data(result)}, ε = {search['budget']['epsilon']:g}, δ = {search['budget']['delta']:g}, "
+        f"{search['seeds']} seeds a trial, {len(result.trials)} trials ({len(done)} complete); {fixed}. "
         f"ε of the whole search: {result.epsilon_search.upper:.4g}. Accuracy in %, mean ± std over the seeds.",
         "",
     ]
-    if "method" in json.dumps(search["space"]["distributions"]):
-        lines += _variants(complete)
-    elif "active_ratio" in search["space"]["distributions"]:
-        lines += _ranking(complete, ("learning_rate", "warmup_fraction", "warmup_share", "active_ratio"))
+    names = sorted(search["space"]["distributions"])
+    if "method" in names:
+        lines += _variants(done)
+    elif names == ["warmup_fraction", "warmup_share"]:
+        lines += _grid(done)
     else:
-        lines += _grid(complete)
+        lines += _ranking(result, names)
     return "\n".join(lines) + "\n"
 
 
@@ -173,14 +247,23 @@ def _grid(complete: list[TrialRecord]) -> list[str]:
     return lines
 
 
-def _ranking(complete: list[TrialRecord], names: tuple[str, ...]) -> list[str]:
+def _ranking(result: Result, names: list[str]) -> list[str]:
+    done = sorted((trial for trial in result.trials if trial.state == "complete"), key=_mean, reverse=True)
     lines = ["| accuracy | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    ranked = sorted(complete, key=_mean, reverse=True)
-    for trial in ranked[:5] + ranked[-2:]:
-        lines.append(
-            f"| {_spread(trial.metrics['accuracy'])} | " + " | ".join(f"{trial.config[n]:.3g}" for n in names) + " |"
-        )
-    return [*lines, "", "The five best and the two worst trials."]
+    for trial in done[:5] + done[-2:]:
+        cells = [_short(trial.config[name]) if name in trial.config else "–" for name in names]
+        lines.append(f"| {_spread(trial.metrics['accuracy'])} | " + " | ".join(cells) + " |")
+    other = [trial for trial in result.trials if trial.state != "complete"]
+    said = "; ".join(f"{trial.state} with {_config(trial)}: {trial.reason}" for trial in other[:3])
+    return [
+        *lines,
+        "",
+        "The five best and the two worst trials." + (f" {len(other)} ended otherwise: {said}." if other else ""),
+    ]
+
+
+def _config(trial: TrialRecord) -> str:
+    return ", ".join(f"{key} = {_short(value)}" for key, value in sorted(trial.config.items()))
 
 
 def main() -> None:
