@@ -59,6 +59,8 @@ class Session:
             directions=search.modes,
             warm_start=search.warm_start,
         )
+        #: How many trials are trained in all: the search's, and what resumes added; infeasible ones do not count.
+        self.target = search.trials + sum(int(e["trials"]) for e in directory.events() if e["event"] == "extended")
         records = directory.records()
         self._sampling.restore(list(records.values()), metrics=search.metrics)
         self._records: dict[str, TrialRecord] = dict(records)
@@ -70,12 +72,6 @@ class Session:
         self._streak = 0
         self._finished_here = 0
         self._prepare_pairing()
-
-    @property
-    def target(self) -> int:
-        """How many trials are trained in all: the search's, and what resumes added; infeasible ones do not count."""
-        added = sum(int(e["trials"]) for e in self.directory.events() if e["event"] == "extended")
-        return self.search.trials + added
 
     @property
     def left(self) -> int:
@@ -90,6 +86,7 @@ class Session:
         """Add trials to the search, durably."""
         if trials:
             self.directory.append({"event": "extended", "trials": trials})
+            self.target += trials
 
     # What Tune asks and tells.
 
