@@ -46,6 +46,7 @@ from raydp.search.run_directory import RunDirectory, atomic_file
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 TABLE = "trials.parquet"
 INSECURE = "INSECURE: all noise came from a known seed (insecure_seed), so nothing here is private."
@@ -248,6 +249,18 @@ class Result:
         import pandas as pd
 
         return self._table().to_pandas(types_mapper={pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}.get)
+
+    def plot_splits(self, x: str = "warmup_fraction", y: str = "warmup_share", metric: str | None = None) -> Figure:
+        """The metric over two hyperparameters; see :func:`raydp.search.plots.plot_splits`."""
+        from raydp.search import plots
+
+        return plots.plot_splits(self, x, y, metric)
+
+    def plot_steps(self, key: str, names: Sequence[str] | None = None, *, seed: int = 0) -> Figure:
+        """What one run of a trial reported step by step; see :func:`raydp.search.plots.plot_steps`."""
+        from raydp.search import plots
+
+        return plots.plot_steps(self, key, names, seed=seed)
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json`` output: search, trials, the best key (or the Pareto set's), both epsilons."""
