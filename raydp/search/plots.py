@@ -46,7 +46,9 @@ def plot_splits(
     best = scores.index(max(scores) if largest else min(scores))
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()
-    drawn = axes.scatter(points[0], points[1], c=scores, s=90, cmap="viridis" if largest else "viridis_r", edgecolors="white")
+    drawn = axes.scatter(
+        points[0], points[1], c=scores, s=90, cmap="viridis" if largest else "viridis_r", edgecolors="white"
+    )
     axes.scatter(points[0][best], points[1][best], s=260, facecolors="none", edgecolors="crimson", linewidths=2)
     axes.annotate(done[best].key, (points[0][best], points[1][best]), textcoords="offset points", xytext=(12, 8))
     figure.colorbar(drawn, label=chosen)
