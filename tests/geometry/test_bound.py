@@ -184,3 +184,14 @@ def test_a_linear_layer_is_one_vector_of_all_its_parameters() -> None:
     geometry = Diagonal(scales=(torch.ones(2), torch.ones(1)))
     coordinates = geometry.project([torch.full((1, *p.shape), 2.0) for p in model.parameters()])
     assert norm(clip(coordinates, 1.0)) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [255, 257, 600_001])
+def test_rounding_does_not_lengthen_clipped_vectors_of_many_entries(size: int) -> None:
+    """A few large entries before very many small ones: a plain float32 sum of squares loses the small ones."""
+    spiked = torch.full((size,), 1e-4)
+    spiked[:64] = 1.0
+    coordinates = [torch.stack([spiked, torch.randn(size, generator=torch.Generator().manual_seed(0))])]
+    (clipped,) = clip(coordinates, 0.5)
+    lengths = clipped.double().square().sum(dim=1).sqrt()
+    assert bool((lengths <= 0.5).all()) and bool((lengths >= 0.5 * (1 - 3e-5)).all())
