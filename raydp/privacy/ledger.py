@@ -155,7 +155,8 @@ class LedgerWriter:
     steps of which nothing was visible, and their replay draws the same batch and the same noise.
 
     Leaving the ``with`` block commits, after an exception as well: that training failed, and where, is an output of
-    the steps too.
+    the steps too. If that commit fails, its failure replaces the exception of the block, which stays its context: the
+    outcome must not be told while the ledger lacks the steps that led to it.
 
     Raises:
         LedgerRefusal: the file is the ledger of another plan, or another process is writing to it.
@@ -273,9 +274,9 @@ class LedgerWriter:
         try:
             self.close()
         except RaydpError as failure:
-            if error is None:
+            if error is None or isinstance(error, Exception):
                 raise
-            error.add_note(f"The ledger could not be completed either: {failure}")
+            error.add_note(f"The ledger could not be completed either: {failure}")  # an interrupt tells no outcome
 
     def _require_open(self) -> None:
         if self._file.closed:

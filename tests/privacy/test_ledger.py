@@ -252,15 +252,22 @@ class TestFullDisk:
         assert path.read_bytes().endswith(b"\n")
         assert Ledger.read(path).entries == (entry(),)
 
-    def test_an_error_in_training_is_not_hidden_by_the_full_disk(self, path, monkeypatch):
+    @pytest.mark.parametrize(("outcome", "seen"), [(Diverged, RaydpError), (KeyboardInterrupt, KeyboardInterrupt)])
+    def test_an_outcome_is_not_told_without_the_steps_that_led_to_it(self, path, monkeypatch, outcome, seen):
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        with pytest.raises(Diverged) as caught, LedgerWriter(path, make_plan()) as writer:
+        with pytest.raises(seen) as caught, LedgerWriter(path, make_plan()) as writer:
             writer.record("warmup", 0)
             monkeypatch.setattr(os, "write", full)
-            raise Diverged("loss is NaN")
-        assert "Free space" in caught.value.__notes__[0]
+            raise outcome("after step 1")
+        if outcome is Diverged:
+            assert type(caught.value) is RaydpError and "Free space" in str(caught.value)
+            assert isinstance(
+                caught.value.__cause__, OSError
+            )  # a search takes this for an interruption, and keeps the key
+        else:
+            assert "Free space" in caught.value.__notes__[0]
 
     def test_a_directory_that_does_not_exist(self, tmp_path):
         with pytest.raises(RaydpError, match="directory"):
