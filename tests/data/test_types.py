@@ -121,7 +121,7 @@ class TestRefusals:
     def test_nothing_public_returns_examples(self):
         private = PrivateData(**arrays())
         public = {name for name in dir(private) if not name.startswith("_")}
-        assert public == {"fingerprint", "input_shape", "name", "non_private", "num_classes", "sample"}
+        assert public == {"fingerprint", "input_shape", "name", "non_private", "num_classes", "sample", "shared_with"}
         assert not hasattr(private, "__dict__")
         assert not hasattr(private, "images")
         assert repr(private) == "PrivateData('toy', 200 images of (2, 2, 2), 5 classes)"

@@ -198,7 +198,7 @@ def test_paired_trials_share_the_warm_up_and_no_secret_survives(tmp_path: Path) 
     drive(session)
     directory = RunDirectory.open(tmp_path / "run")
     first, second = (
-        [json.loads(line)["metrics"]["accuracy"] for line in (directory.run_path(key, 0) / "metrics.jsonl").open()]
+        [json.loads(line)["metrics"]["loss"] for line in (directory.run_path(key, 0) / "metrics.jsonl").open()]
         for key in ("t0000", "t0001")
     )
     assert first[0] == second[0]
