@@ -28,7 +28,7 @@ from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
-from raydp.training import checkpoint
+from raydp.training import checkpoint, replay
 from raydp.training.evaluation import evaluate
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
@@ -112,7 +112,8 @@ def execute(spec: RunSpec) -> Iterator[Report]:
     Raises:
         Diverged: the weights left the finite numbers; the steps so far are in the ledger.
         LedgerRefusal: the plan has no room for a step.
-        RaydpError: the state on disk does not allow to go on (for example, the key is gone).
+        RaydpError: the state on disk does not allow to go on (for example, the key is gone or the data changed), or
+            a private step failed.
     """
     last = _last_report(spec)
     if last is not None and last.done:  # finished before; only the news of it was lost
@@ -122,7 +123,7 @@ def execute(spec: RunSpec) -> Iterator[Report]:
     # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the block
     # commits also when an exception is about to make an outcome visible.
     with LedgerWriter(spec.ledger_file, spec.plan) as ledger:
-        yield from _Run(spec, ledger).reports()
+        yield from _Run(spec, ledger, seen=0 if last is None else last.step).reports()
 
 
 def _last_report(spec: RunSpec) -> Report | None:
@@ -139,9 +140,10 @@ def _last_report(spec: RunSpec) -> Report | None:
 class _Run:
     """The mutable state of a run: model, optimiser, average, policy and position."""
 
-    def __init__(self, spec: RunSpec, ledger: LedgerWriter) -> None:
+    def __init__(self, spec: RunSpec, ledger: LedgerWriter, *, seen: int = 0) -> None:
         self.spec = spec
         self.ledger = ledger
+        self.seen = seen  # steps whose outcome has been reported
         self.method: Method = method(spec.method)
         self.hyperparameters: GradientHyperparameters = self.method.parse(spec.config)
         self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit)
@@ -165,8 +167,17 @@ class _Run:
         self.geometry_at: tuple[str, int] | None = None
         self.optimizer: CoordinateOptimizer | None = None
         self.step = 0  # logical steps done, over all phases
-        self.keys = self._keys()
+        self.conditions = replay.conditions(
+            device=spec.device,
+            micro_batch=spec.micro_batch,
+            config=spec.config,
+            public=None if self.public is None else self.public.digest(),
+        )
+        root = self._root_key()
+        self.keys = self._keys(root)
+        self.data_mark = replay.data_mark(root, private.fingerprint)
         state = checkpoint.load_latest(spec.directory)
+        replay.check(state, seen=self.seen, data_mark=self.data_mark, conditions=self.conditions, where=spec.directory)
         if state is None:
             self.policy.prepare()
         decay = self.hyperparameters.ema_decay
@@ -203,25 +214,29 @@ class _Run:
                 "Make the plan from the same config.",
             )
 
-    def _keys(self) -> dict[str, NoiseKey]:
-        """The secret key of each phase."""
-        spec, phases = self.spec, self.spec.plan.phases
+    def _root_key(self) -> NoiseKey:
+        """The secret that all of the run's draws follow from."""
+        spec = self.spec
         if spec.insecure_seed is not None:
-            key = NoiseKey.insecure(spec.insecure_seed).derive(spec.seed)
-        elif spec.pairing_file is not None:
-            root = NoiseKey.load(spec.pairing_file)
-            return {name: root.derive("lineage", digest) for name, digest in self._lineages().items()}
-        elif spec.key_file.exists():
-            key = NoiseKey.load(spec.key_file)
-        elif self.ledger.ledger.entries:
+            return NoiseKey.insecure(spec.insecure_seed).derive(spec.seed)
+        if spec.pairing_file is not None:
+            return NoiseKey.load(spec.pairing_file)
+        if spec.key_file.exists():
+            return NoiseKey.load(spec.key_file)
+        if self.ledger.ledger.entries:
             raise RaydpError(
                 f"{spec.ledger_file} records steps, but the key {spec.key_file} is gone, so they cannot be replayed "
                 "with the noise that was spent. The run is over; start a new trial."
             )
-        else:
-            key = NoiseKey.generate()
-            key.save(spec.key_file)
-        return {phase.name: key for phase in phases}
+        key = NoiseKey.generate()
+        key.save(spec.key_file)
+        return key
+
+    def _keys(self, root: NoiseKey) -> dict[str, NoiseKey]:
+        """The secret key of each phase."""
+        if self.spec.pairing_file is not None and self.spec.insecure_seed is None:
+            return {name: root.derive("lineage", digest) for name, digest in self._lineages().items()}
+        return {phase.name: root for phase in self.spec.plan.phases}
 
     def _lineages(self) -> dict[str, str]:
         """Digest of everything that decides what a phase releases, chained over the phases before it."""
@@ -232,7 +247,8 @@ class _Run:
             "seed": spec.seed,
             "steps": spec.plan.steps,
             "adjacency": spec.plan.budget.adjacency,
-            "public": None if self.public is None else self.public.digest(),
+            # Equal noise on sums that differ in their last bits would show the difference without any noise.
+            "conditions": {name: value for name, value in self.conditions.items() if name not in ("config", "public")},
         }
         digest, chain = json.dumps(origin, sort_keys=True), {}
         for phase in spec.plan.phases:
@@ -246,8 +262,7 @@ class _Run:
         steps = self.spec.plan.steps
         count = min(self.spec.reports, steps)
         marks = sorted({round(steps * (index + 1) / count) for index in range(count)})
-        last = _last_report(self.spec)
-        if self.step > (0 if last is None else last.step):  # a crash between a checkpoint and its metrics
+        if self.step > self.seen:  # a crash between a checkpoint and its metrics
             yield self._release()
         for phase, step in self._steps_left():
             self._advance(phase, step)
@@ -262,22 +277,34 @@ class _Run:
         """One logical step."""
         geometry = self.policy.geometry(phase.name, step)
         key = self.keys[phase.name]
-        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
-        copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
-        engine = self.policy.engine(phase.name) or self.gradients
-        released = private_gradient(
-            self._micro_batches(engine, batch.images, batch.labels, copies),
-            geometry=geometry,
-            phase=phase,
-            step=step,
-            key=key,
-        )
+        try:
+            released = self._query(phase, step, geometry, key)
+        except RaydpError:
+            raise
+        except Exception as error:
+            raise RaydpError(
+                f"step {step} of phase {phase.name!r} failed with {type(error).__name__}. What that says may hold "
+                "private numbers, such as the size of the batch, so only the traceback has it."
+            ) from error
         self.policy.observe(phase.name, step, released)
         if self.policy.trains(phase.name):
             self._train(geometry, released, phase, step)
         self.step += 1
         if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
             raise Diverged(f"the weights are not finite after step {self.step} of {self.spec.plan.steps}")
+
+    def _query(self, phase: Phase, step: int, geometry: Geometry, key: NoiseKey) -> list[Tensor]:
+        """All of a step that touches private examples; what it returns is noised."""
+        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
+        copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
+        engine = self.policy.engine(phase.name) or self.gradients
+        return private_gradient(
+            self._micro_batches(engine, batch.images, batch.labels, copies),
+            geometry=geometry,
+            phase=phase,
+            step=step,
+            key=key,
+        )
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
         """Move the weights along what a step released."""
@@ -365,6 +392,8 @@ class _Run:
         return {
             "step": self.step,
             "plan": self.spec.plan.digest,
+            "data": self.data_mark,
+            "conditions": self.conditions,
             "model": self.model.state_dict(),
             "policy": self.policy.state_dict(),
             "geometry_at": None if self.geometry_at is None else list(self.geometry_at),
