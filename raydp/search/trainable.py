@@ -8,6 +8,7 @@ started again goes on from there.
 from __future__ import annotations
 
 import json
+import os
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -122,8 +123,13 @@ def outcomes(task: Task) -> Iterator[dict[str, Any]]:
 
 
 def _keep_traceback(directory: Path) -> None:
+    """Into error.txt, for the owner alone: what a private step failed of may hold private numbers."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    file = directory / "error.txt"
+    file.unlink(missing_ok=True)  # of an earlier attempt, with whatever mode
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(traceback.format_exc())
 
 
 def _guarded(text: str) -> Iterator[dict[str, Any]]:

@@ -14,14 +14,14 @@ from functools import partial
 from typing import Any
 
 from raydp import _validate
-from raydp.errors import CorruptFile, LedgerRefusal
+from raydp.errors import CorruptFile, InvalidValue, LedgerRefusal
 from raydp.privacy import accountants
 from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.records import TrialRecord, fold
 from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
-from raydp.search.run_directory import RunDirectory
+from raydp.search.run_directory import RunDirectory, read_json_lines
 
 #: Relative slack above the budget: floating point, not privacy.
 OVER = 1e-12
@@ -58,7 +58,10 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         * the upper bound by the search's accountant is above epsilon (by more than 1e-12 of it), or the *lower* bound
           by any accountant is: then the overspending is proven;
         * its ledger is damaged, or is not what the plan allows (plan, delta, adjacency, sigma, q, C, steps);
-        * its plan is missing, not the one in the journal, or of another budget than the search;
+        * its plan is missing, not the one in the journal, or of another budget than the search, or its certificate
+          claims less than is proven;
+        * its ledger holds fewer steps than the run reported, or less than the journal says that the trial spent, or
+          the run of a seed before it has no ledger: something was lost or deleted;
         * its trial is complete and it has no ledger, executed fewer steps than planned, or spent less than
           epsilon·(1 - 1e-4) (the latter unless the plan's split is ``naive``, which wastes some of the budget);
         * it ran although the journal does not know its trial, or calls it infeasible.
@@ -76,6 +79,10 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     if opened.definition.get("insecure_seed") is not None:
         problems.append(INSECURE)
     records, digests, readable = _journal(opened, problems)
+    numbers = {record.number for record in records.values()}
+    gaps = sorted(set(range(max(numbers, default=0))) - numbers)
+    if gaps:
+        problems.append(f"the journal lacks the trials of number {', '.join(map(str, gaps))}, and has later ones")
     runs = executed_runs(opened)
     plans, plan_problems = _plans(opened, digests, {run.key for run in runs}, budget)
 
@@ -85,21 +92,28 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     whole = merged(mechanism for mechanisms in (*spent.values(), *lost) for mechanism in mechanisms)
     intervals = _recompute({*spent.values(), whole}, budget.delta, budget.adjacency, processes)
 
+    by_trial: dict[str, list[ExecutedRun]] = {}
+    for run in runs:
+        by_trial.setdefault(run.key, []).append(run)
+
     entries = []
     for run in runs:
         record, plan = records.get(run.key), plans.get(run.key)
         epsilon = intervals[spent[run.path]] if run.path in spent else {}
+        of_trial = [intervals[spent[each.path]] if each.path in spent else None for each in by_trial[run.key]]
         found = [
             _known(record, run.key in digests) if readable else None,
             run.problem,
             plan_problems.get(run.key) or (None if plan else "there is no plan.json: nothing allowed this run"),
             _fits(run, plan),
             _overspent(epsilon, budget, accountant),
+            _lost(run, {other.seed for other in by_trial[run.key]}),
+            _told(record, of_trial, accountant) if run is by_trial[run.key][0] else None,
             _cut_short(run, plan, epsilon, budget, accountant) if record and record.state == "complete" else None,
         ]
         entries.append(_entry(run.key, run.seed, record, found, epsilon, run))
     seeds = _validate.integer("seeds", opened.definition.get("seeds", 1), low=1)
-    entries += _missing(records, runs, seeds)
+    entries += _missing(records, runs, seeds, plan_problems, accountant)
     entries.sort(key=lambda entry: (entry["key"], -1 if entry["seed"] is None else entry["seed"]))
     return {
         "ok": not problems and all(entry["ok"] for entry in entries),
@@ -143,6 +157,8 @@ def _plans(
             problems[key] = str(error)
             continue
         if plan is None:
+            if key in digests:
+                problems[key] = "there is no plan.json, and the journal says that there was one"
             continue
         plans[key] = plan
         if key in digests and plan.digest != digests[key]:
@@ -183,6 +199,33 @@ def _overspent(epsilon: _Intervals, budget: Budget, accountant: str) -> str | No
     return None
 
 
+def _lost(run: ExecutedRun, seeds: set[int]) -> str | None:
+    """Whether more ran than the ledgers hold: by the run's reports, and by the seeds, which run one after the other."""
+    missing = sorted(set(range(run.seed)) - seeds)
+    if missing:
+        return f"the runs of the seeds {missing} come before this one, and have no ledger"
+    if run.ledger is None:
+        return None
+    try:
+        reports = read_json_lines(run.path.parent / "metrics.jsonl")
+        step = max((_validate.integer("step", report.get("step"), low=0) for report in reports), default=0)
+    except (CorruptFile, InvalidValue) as error:
+        return f"its reports cannot be read: {error}"
+    recorded = sum(entry.steps for entry in run.ledger.entries)
+    return f"it reported step {step}, and its ledger holds {recorded} steps" if step > recorded else None
+
+
+def _told(record: TrialRecord | None, runs: Sequence[_Intervals | None], accountant: str) -> str | None:
+    """Whether the ledgers of a trial's runs add up to less than the journal says its costliest run spent."""
+    if record is None or accountant not in record.epsilon or None in runs:  # a damaged ledger is a problem of its own
+        return None
+    told = record.epsilon[accountant].upper
+    found = max((run[accountant].upper for run in runs if run is not None), default=0.0)
+    if found >= told * (1 - UNDER):
+        return None
+    return f"the journal says that a run spent epsilon = {told:.6g} by {accountant}, the ledgers say {found:.6g}"
+
+
 def _cut_short(run: ExecutedRun, plan: Plan | None, epsilon: _Intervals, budget: Budget, accountant: str) -> str | None:
     """Whether a complete run executed less than its plan, or its plan less than the budget."""
     if plan is None or run.ledger is None:
@@ -191,13 +234,25 @@ def _cut_short(run: ExecutedRun, plan: Plan | None, epsilon: _Intervals, budget:
         steps = run.ledger.steps(phase.name)
         if steps < phase.steps:
             return f"complete with {steps} of the {phase.steps} steps of phase {phase.name!r}"
+    for name, claimed in plan.certificate.items():
+        if epsilon[name].lower > claimed.upper * (1 + OVER):
+            return (
+                f"the plan's certificate claims epsilon <= {claimed.upper:.6g} by {name}, and at least "
+                f"{epsilon[name].lower:.6g} was spent"
+            )
     upper = epsilon[accountant].upper
     if plan.split == "composed" and upper < budget.epsilon * (1 - UNDER):
         return f"complete with epsilon = {upper:.6g} by {accountant}: less than the budget of {budget.epsilon:.6g}"
     return None
 
 
-def _missing(records: Mapping[str, TrialRecord], runs: Sequence[ExecutedRun], seeds: int) -> list[dict[str, Any]]:
+def _missing(
+    records: Mapping[str, TrialRecord],
+    runs: Sequence[ExecutedRun],
+    seeds: int,
+    plan_problems: Mapping[str, str],
+    accountant: str,
+) -> list[dict[str, Any]]:
     """Entries for trials without any run, and for runs that a complete trial must have and has not."""
     ran = {(run.key, run.seed) for run in runs}
     entries = []
@@ -206,7 +261,7 @@ def _missing(records: Mapping[str, TrialRecord], runs: Sequence[ExecutedRun], se
             missing = ["the trial is complete, and this run has no ledger"]
             entries += [_entry(key, seed, record, missing, {}) for seed in range(seeds) if (key, seed) not in ran]
         elif not any(run.key == key for run in runs):
-            entries.append(_entry(key, None, record, [], {}))
+            entries.append(_entry(key, None, record, [plan_problems.get(key), _told(record, [], accountant)], {}))
     return entries
 
 

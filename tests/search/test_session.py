@@ -141,6 +141,7 @@ def test_a_trial_that_diverges_or_raises_is_recorded_and_the_search_goes_on(tmp_
     assert records["t0000"].epsilon["pld"].upper <= 3  # unknown, and at most the whole plan
     assert "CorruptFile" in (records["t0000"].reason or "")
     assert "Traceback" in (run / "error.txt").read_text()
+    assert (run / "error.txt").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_process_that_dies_too_often_fails_its_trial_and_takes_the_key_along(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
+import dataclasses
 import functools
 import json
+import shutil
 
 import pytest
 
 from raydp.errors import InvalidValue
 from raydp.privacy.budget import Budget
 from raydp.privacy.calibration import calibrate
-from raydp.privacy.ledger import LedgerWriter
+from raydp.privacy.ledger import Ledger, LedgerWriter
 from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.run_directory import RunDirectory
@@ -156,6 +158,62 @@ def test_complete_runs_must_have_run(directory):
     found = problems(directory)
     assert "19 of the 20 steps of phase 'sparse'" in found["t0000", 0]
     assert set(found) == {("t0000", 0), ("t0000", 1), ("t0001", 1)} and "no ledger" in found["t0001", 1]
+
+
+def test_a_trial_whose_directory_was_deleted(directory):
+    add(directory, 0, good_plan())
+    for number, state in ((1, "failed"), (2, "running")):
+        add(directory, number, good_plan(), state=state, seeds=1, steps=8)
+        shutil.rmtree(directory.trial_directory(f"t{number:04d}"))
+    found = problems(directory)
+    assert set(found) == {("t0001", None), ("t0002", None)}
+    assert all("the journal says that there was one" in problem for problem in found.values())
+
+
+def test_a_failed_trial_whose_ledger_lost_a_line_or_all(directory):
+    key = add(directory, 0, good_plan(), state="running", seeds=1, steps=8)
+    path = directory.run_path(key, 0) / "ledger.jsonl"
+    epsilon = {"pld": Ledger.read(path).epsilon("pld").to_json()}
+    directory.append({"event": "finished", "key": key, "state": "failed", "metrics": {}, "epsilon": epsilon})
+    assert verify(directory.path)["ok"]
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "the journal says that a run spent" in problems(directory)[key, 0]
+    path.unlink()
+    assert "the ledgers say 0" in problems(directory)[key, None]
+
+
+def test_a_run_that_reported_more_than_its_ledger_holds(directory):
+    key = add(directory, 0, good_plan(), state="running", seeds=1, steps=8)
+    reports = directory.run_path(key, 0) / "metrics.jsonl"
+    reports.write_text('{"step": 4, "metrics": {}}\n{"step": 8, "metrics": {}}\n')
+    assert verify(directory.path)["ok"]
+    reports.write_text('{"step": 9, "metrics": {}}\n')
+    assert problems(directory)[key, 0] == "it reported step 9, and its ledger holds 8 steps"
+    reports.write_text('{"step": "9"}\n')
+    assert "cannot be read" in problems(directory)[key, 0]
+
+
+def test_a_seed_that_ran_before_another_must_have_a_ledger(directory):
+    key = add(directory, 0, good_plan(), state="failed", steps=8)
+    (directory.run_path(key, 0) / "ledger.jsonl").unlink()
+    assert "the runs of the seeds [0] come before" in problems(directory)[key, 1]
+
+
+def test_a_trial_that_was_cut_out_of_the_journal(directory):
+    for number in range(3):
+        add(directory, number, good_plan())
+    journal = directory.path / "journal.jsonl"
+    kept = [line for line in journal.read_bytes().splitlines(keepends=True) if b"t0001" not in line]
+    journal.write_bytes(b"".join(kept))
+    shutil.rmtree(directory.trial_directory("t0001"))
+    assert verify(directory.path)["problems"] == ["the journal lacks the trials of number 1, and has later ones"]
+
+
+def test_a_certificate_that_claims_less_than_was_spent(directory):
+    plan = good_plan()
+    claim = Interval(lower=0.1, estimate=0.2, upper=0.3, accountant="pld")
+    add(directory, 0, dataclasses.replace(plan, certificate={**plan.certificate, "pld": claim}))
+    assert "certificate claims epsilon <= 0.3" in problems(directory)["t0000", 0]
 
 
 def test_a_naive_split_may_leave_some_of_the_budget(directory):
