@@ -229,6 +229,7 @@ class Session:
         return Task(
             directory=str(self.directory.path),
             key=record.key,
+            plan="" if record.plan is None else record.plan.digest,
             method=chosen.name,
             config=values,
             seeds=tuple(search.seed + position for position in range(search.seeds)),

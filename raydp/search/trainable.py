@@ -31,12 +31,14 @@ class Task:
     Attributes:
         directory: the run directory of the search; it must be the same path on every node.
         key: of the trial; config.json and plan.json of its directory hold the rest.
+        plan: digest of the plan in plan.json, as the journal has it.
         method, config: the method and its hyperparameters.
         seeds: initial seeds, one run each.
     """
 
     directory: str
     key: str
+    plan: str
     method: str
     config: Mapping[str, Any]
     seeds: tuple[int, ...]
@@ -69,6 +71,11 @@ def outcomes(task: Task) -> Iterator[dict[str, Any]]:
     plan = directory.plan(task.key)
     if plan is None:
         raise RaydpError(f"trial {task.key} in {directory.path} has no plan, and only a plan trains.")
+    if plan.digest != task.plan:
+        raise RaydpError(
+            f"plan.json of trial {task.key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
+            f"{task.plan[:12]}: it was exchanged. Restore it from a copy."
+        )
     results: dict[str, list[float]] = {}
     state, reason = "complete", None
     begun = time.monotonic()

@@ -101,3 +101,11 @@ def test_calibrate_asks_the_cache_first(tmp_path: Path, monkeypatch: pytest.Monk
     first = calibrate(budget=BUDGET, phases=[SPEC], cache=cache, cross_check=("rdp",))
     monkeypatch.setattr(calibration_module, "_solve", lambda *args: pytest.fail("solved again"))
     assert calibrate(budget=BUDGET, phases=[SPEC], cache=cache, cross_check=("rdp",)) == first
+
+
+def test_a_cached_plan_that_answers_another_question_is_not_believed(tmp_path: Path) -> None:
+    cache = PlanCache(tmp_path)
+    asked = {"budget": Budget(epsilon=0.5, delta=1e-5), "phases": [SPEC], "cross_check": ()}
+    cache.put(plan_key(accountant="pld", split="composed", **asked), plan())  # type: ignore[arg-type]
+    found = calibrate(cache=cache, **asked)  # type: ignore[arg-type]
+    assert found.budget.epsilon == 0.5 and found.epsilon.upper <= 0.5

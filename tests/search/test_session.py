@@ -160,6 +160,19 @@ def test_a_process_that_dies_too_often_fails_its_trial_and_takes_the_key_along(t
     assert not list(session.directory.secrets.iterdir())
 
 
+def test_a_plan_that_was_exchanged_after_the_proposal_does_not_train(tmp_path: Path) -> None:
+    session = session_in(tmp_path / "run", small_search(trials=1))
+    task = session.next_task()
+    assert task is not None
+    file = session.directory.trial_directory(task.key) / "plan.json"
+    record = json.loads(file.read_text())
+    record["phases"][-1]["noise_multiplier"] /= 100  # the certificate still claims what it did
+    file.write_text(json.dumps(record))
+    with pytest.raises(RaydpError, match="it was exchanged"):
+        next(outcomes(task))
+    assert not session.directory.runs(task.key)
+
+
 def test_extending_a_finished_search(tmp_path: Path) -> None:
     drive(session_in(tmp_path / "run", small_search(trials=1)))
     session = session_in(tmp_path / "run", small_search(trials=1))
