@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,6 +236,9 @@ def datasets(as_json: _Json = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. What raydp refuses is one message and exit status 2; Ctrl-C is 130."""
+    # Before any library does so in its own style: a warning is one line, without the source line that raised it.
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    warnings.formatwarning = _one_line
     try:
         app(args=None if arguments is None else list(arguments), prog_name="raydp")
     except RaydpError as error:
@@ -244,6 +249,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return f"warning: {message}\n"
 
 
 def parse_overrides(

@@ -87,6 +87,11 @@ class Display:
             self._live.stop()
             self._live = None
 
+    def expect(self, trials: int) -> None:
+        """How many trials the search wants after all: more when it was extended, fewer when its grid is smaller."""
+        with self._lock:
+            self._trials = trials
+
     def proposed(self, record: TrialRecord) -> None:
         """A point was proposed and has a plan."""
         with self._lock:
@@ -198,7 +203,7 @@ class Display:
                 current = self._current.get(key)
                 shown = "" if current is None else f"{self._metric} {_number(current)}"
                 bars.add_row(key, ProgressBar(total=1.0, completed=fraction), Text(f"{fraction:4.0%} {shown}"))
-            over = sum(self._totals.values())
+            over = self._totals["done"] + self._totals["failed"]  # infeasible points do not count as trials
             share = 1.0 if not self._trials else min(1.0, over / self._trials)
             bars.add_row("all", ProgressBar(total=1.0, completed=share), Text(f"{over}/{self._trials} trials"))
             return Group(table, bars, Text(self._state(), no_wrap=True, overflow="ellipsis"))
@@ -213,12 +218,12 @@ class Display:
         return sorted(shown, key=lambda record: record.number)
 
     def _state(self) -> str:
-        counts = ", ".join(f"{count} {name}" for name, count in self._totals.items())
-        parts = [f"{counts} of {self._trials}"]
+        done, *others = self._totals.items()
+        parts = [", ".join([f"{done[1]} of {self._trials} done", *(f"{n} {name}" for name, n in others if n)])]
         if self._best is not None:
             parts.append(f"best {self._value(self._best)} ({self._best.key})")
         if self._epsilon_search is not None:
-            parts.append(f"ε search {upward(self._epsilon_search.upper)}")
+            parts.append(f"ε search ≤ {upward(self._epsilon_search.upper)}")
         if self._eta is not None:
             parts.append(f"{_duration(self._eta)} left")
         return " | ".join(parts)

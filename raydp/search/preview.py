@@ -116,8 +116,8 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
     return {
         "coordinates": coordinates,
         "steps_a_run": plan.steps,
-        "seconds_a_run": round(seconds, 1),
-        "seconds_for_the_search": round(seconds * runs / max(1, concurrent), 1),
+        "seconds_a_run": float(f"{seconds:.3g}"),
+        "seconds_for_the_search": float(f"{seconds * runs / max(1, concurrent):.3g}"),
         "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random images, dense geometry",
         "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,

@@ -39,7 +39,7 @@ def key_of(number: int) -> str:
     return f"t{_validate.integer('number', number, low=0):04d}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TrialRecord:
     """One trial as the journal knows it.
 
@@ -82,6 +82,13 @@ class TrialRecord:
         object.__setattr__(self, "metrics", values)
         object.__setattr__(self, "config", dict(self.config))
         object.__setattr__(self, "epsilon", dict(self.epsilon))
+
+    def __repr__(self) -> str:
+        """One line, without the plan and the accountants' bounds, which are attributes."""
+        scores = " ".join(f"{name}={mean:.4g}" for name in self.metrics if (mean := self.mean(name)) is not None)
+        config = " ".join(f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in self.config.items())
+        parts = (f"{self.key} {self.state}", self.reason, scores, config)
+        return f"<Trial {' | '.join(part for part in parts if part)}>"
 
     @property
     def finished(self) -> bool:

@@ -296,7 +296,12 @@ class Result:
         for trial in [*ranked, *(t for t in self.trials if t not in ranked)][:_ROWS_SHOWN]:
             cells = [trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial)]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
-        lines = [self._headline()[0], *([INSECURE] if self.insecure else []), *self._epsilon_lines()]
+        lines = [
+            self._headline()[0],
+            *self._measured_on(),
+            *([INSECURE] if self.insecure else []),
+            *self._epsilon_lines(),
+        ]
         text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{text}"
 
@@ -325,10 +330,15 @@ class Result:
         word = "best" if len(self.objectives) == 1 else "on the Pareto front"
         for trial in chosen:
             scores = ", ".join(f"{metric} = {_spread(trial, metric)}" for metric, _ in self.objectives)
-            lines.append(f"{word}: {trial.key}  {scores}  (measured on: {trial.measured_on})  {_config(trial)}")
+            lines += [f"{word}: {trial.key}  {scores}", f"  {_config(trial)}"]
+        lines += self._measured_on()
         if not chosen:
             lines.append("best: none, for no trial is complete")
         return [*lines, INSECURE] if self.insecure else lines
+
+    def _measured_on(self) -> list[str]:
+        """What the metrics were measured on, once for all trials: it is one hold-out set."""
+        return [f"measured on: {trial.measured_on}" for trial in self._candidates()[:1]]
 
     def _epsilon_lines(self) -> tuple[str, str]:
         budget, trial = self.budget, self.epsilon_trial
@@ -337,7 +347,7 @@ class Result:
         whole = _epsilon(self.epsilon_search)
         return (
             f"epsilon of the trial: {spent} (target {budget.epsilon:g}, delta {budget.delta:g}, {budget.adjacency})",
-            f"epsilon of the whole search: {whole} (composition of everything that ran: {runs})",
+            f"epsilon of the whole search: {whole} (all that ran: {runs})",
         )
 
     def _table(self) -> pa.Table:
@@ -414,4 +424,4 @@ def _epsilon(interval: Interval) -> str:
 
     upper = f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(interval.upper).normalize():f}"
     note = f"; {interval.fallback}" if interval.fallback else ""
-    return f"{upper} [upper bound by {interval.accountant}{note}]"
+    return f"{upper} at most by {interval.accountant}{note}"

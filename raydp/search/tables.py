@@ -56,13 +56,14 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
         Text(f"{name}: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']} for every trial")
     )
     rows: list[tuple[str, ...]] = []
+    accountants = list(dict.fromkeys(name for plan in preview["plans"] for name in plan.get("certificate") or {}))
     for index, plan in enumerate(preview["plans"], start=1):
         label = str(plan.get("point", index))
         phases = plan.get("phases") or []
         if not phases:
-            rows.append((label, "no plan", "", "", "", "", ""))
+            rows.append((label, "no plan", "", "", "", "", *("" for _ in accountants)))
         for position, phase in enumerate(phases):
-            bounds = (plan.get("certificate") or {}).items() if position == len(phases) - 1 else ()
+            bounds = (plan.get("certificate") or {}) if position == len(phases) - 1 else None
             rows.append(
                 (
                     label if position == 0 else "",
@@ -71,10 +72,11 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
                     f"{phase['sample_rate']:.4g}",
                     str(phase["steps"]),
                     f"{phase['clip_norm']:g}",
-                    ", ".join(f"{accountant} {upward(found['upper'], 6)}" for accountant, found in bounds),
+                    *("" if bounds is None else _upper(bounds, name) for name in accountants),
                 )
             )
-    console.print(_table(("plan", "phase", "sigma", "q", "T", "C", "epsilon, at most"), rows))
+    columns = ("plan", "phase", "sigma", "q", "T", "C", *(f"ε {name}" for name in accountants))
+    console.print(_table(columns, rows))
     for index, plan in enumerate(preview["plans"], start=1):
         settings = " ".join(f"{key}={_short(value)}" for key, value in (plan.get("config") or {}).items())
         reason = f"  infeasible: {plan['reason']}" if plan.get("reason") else ""

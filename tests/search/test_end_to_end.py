@@ -65,7 +65,7 @@ def test_both_epsilons_are_said(finished: Result) -> None:
     assert trial.startswith("epsilon of the trial: 2.999") or trial.startswith("epsilon of the trial: 3 ")
     assert "target 3, delta 1e-05, add_remove" in trial
     assert whole.startswith("epsilon of the whole search: ")
-    assert "composition of everything that ran: 8 runs" in whole
+    assert "all that ran: 8 runs" in whole
     assert finished.epsilon_search.upper > 3
 
 

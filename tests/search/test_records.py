@@ -17,6 +17,13 @@ def folded(*events):
     return fold(events, no_plan)
 
 
+def test_a_notebook_shows_a_trial_in_one_line():
+    record = TrialRecord(
+        key="t0000", number=0, state="complete", config={"lr": 0.123456, "n": 3}, metrics={"accuracy": (0.5, 0.7)}
+    )
+    assert repr(record) == "<Trial t0000 complete | accuracy=0.6 | lr=0.1235 n=3>"
+
+
 def test_life_of_a_trial():
     started = {"event": "started", "key": "t0000", "attempt": 1}
     interval = Interval(lower=0.9, estimate=0.95, upper=1.0, accountant="pld")

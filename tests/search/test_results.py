@@ -82,10 +82,10 @@ def test_best_is_the_best_mean_of_the_complete_trials(directory):
     assert result.best.key == "t0001"  # the earlier of two equals; neither the failed one nor half a one
     assert result.epsilon_trial == plan_of(20).epsilon
     text = result.summary().splitlines()
-    assert "4 complete, 1 failed" in text[0] and "0.81 ± 0" in text[1] and "public hold-out" in text[1]
+    assert "4 complete, 1 failed" in text[0] and "0.81 ± 0" in text[1] and text[3] == "measured on: public hold-out"
     assert text[-2].startswith("epsilon of the trial: ") and "by pld" in text[-2] and "target 1" in text[-2]
     assert text[-1].startswith("epsilon of the whole search: ")
-    assert text[-1].endswith("(composition of everything that ran: 9 runs)")
+    assert text[-1].endswith("(all that ran: 9 runs)")
 
 
 def test_best_of_a_metric_to_be_minimised(directory):
@@ -225,6 +225,7 @@ def test_notebook_table_is_escaped(directory):
     text = Result.load(directory.path)._repr_html_()
     assert "&lt;script&gt;" in text and "<script>" not in text
     assert "epsilon of the trial" in text and "epsilon of the whole search" in text
+    assert "measured on: public hold-out" in text
     assert "1 complete" in repr(Result.load(directory.path))
 
 
