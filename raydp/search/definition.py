@@ -119,6 +119,14 @@ class Search:
 
     def __post_init__(self) -> None:
         _validate.name("name", self.name)
+        for name, kind in (("budget", Budget), ("resources", Resources)):
+            if not isinstance(getattr(self, name), kind):
+                raise InvalidValue(
+                    name, getattr(self, name), f"must be a raydp.{kind.__name__}", f"Write raydp.{kind.__name__}(…)."
+                )
+        if isinstance(self.warm_start, Mapping):
+            raise InvalidValue("warm_start", self.warm_start, "must be a list of configs", "Write warm_start=[{…}].")
+        object.__setattr__(self, "warm_start", tuple(self.warm_start))
         _validate.one_of("method", self.method, METHODS)
         _validate.integer("trials", self.trials, low=1)
         _validate.integer("seeds", self.seeds, low=1)
@@ -270,6 +278,10 @@ class Search:
                 kinds = get_type_hints(type(parts[head]))
                 _validate.one_of(f"field of {head}", tail, kinds)
                 nested[head][tail] = _read(name, value, kinds[tail])
+            elif name in ("space", "fixed") and isinstance(value, str):
+                raise InvalidValue(
+                    "--set", f"{name}={value}", "is not one value", "Set each hyperparameter by its own name."
+                )
             elif name in own:
                 changes[name] = value if own[name] is object else _read(name, value, own[name])
             else:
@@ -413,7 +425,8 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         return tuple(part.strip() for part in value.split(","))
     if str in options:
         return value
-    wanted = " or ".join("none" if option is type(None) else option.__name__ for option in options)
+    words = {type(None): "none", bool: "true or false"}
+    wanted = " or ".join(words.get(option) or option.__name__ for option in options)
     raise InvalidValue(name, value, f"must be {wanted}", f"Write --set {name}=<{wanted}>.")
 
 

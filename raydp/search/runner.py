@@ -90,13 +90,18 @@ def check(search: Search) -> None:
         seed=search.seed,
     )
     models.validate_model(model)
-    wanting = []
-    for config in search.point_space.corners():
+    wanting, refused, feasible = [], [], False
+    for config in (*search.point_space.corners(), search.point_space.centre()):
         chosen, hyperparameters, _ = search.point(config)
         if chosen.uses_public(hyperparameters):
             wanting.append(chosen.name)
-        with contextlib.suppress(InvalidValue):  # a corner may be infeasible: that is a trial's matter
+        try:
             chosen.phases(hyperparameters, population=len(dataset.private))
+            feasible = True
+        except InvalidValue as error:  # a corner may be infeasible: that is a trial's matter
+            refused.append(error)
+    if not feasible:  # neither a corner nor the centre: the rule that is broken does not depend on the proposal
+        raise refused[0]
     if search.public is None and wanting:
         raise InvalidValue(
             "public", None, f"must name public examples for {wanting[0]}", "Set public to a name or a Parquet path."
@@ -166,6 +171,8 @@ def _drive(
             tracker.start_search(directory.definition, search.point_space.varying)
             session = Session(search, directory, tracker=tracker, display=display)
             session.extend(extra_trials)
+            trained = sum(record.finished and record.state != "infeasible" for record in directory.records().values())
+            display.expect(trained + session.left)
             if session.left > 0:
                 with _cluster(search, address):
                     concurrent = concurrency(search)

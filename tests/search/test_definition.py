@@ -38,6 +38,9 @@ def test_near_names_are_suggested(changes: dict[str, Any], near: str) -> None:
     ("changes", "words"),
     [
         ({"name": "a/b"}, "'/' is refused"),
+        ({"budget": (3.0, 1e-5)}, "must be a raydp.Budget"),
+        ({"resources": {"cpus_per_trial": 1}}, "must be a raydp.Resources"),
+        ({"warm_start": {"learning_rate": 1.0}}, "must be a list of configs"),
         ({"space": {"learning/rate": tune.uniform(0, 1)}}, "'/' is refused"),
         ({"space": {"optimizer": tune.choice([None, "sgd"])}}, "must be a str, int, float or bool"),
         ({"space": {"learning_rate": tune.choice([[1, 2]])}}, "must be a str, int, float or bool"),
@@ -71,6 +74,11 @@ def test_wrong_choices_and_values_of_the_space_are_refused_before_anything_is_sp
         check(small_search(space={"optimizer": tune.choice(["sgd", "adm"])}))
     with pytest.raises(InvalidValue, match="limit"):
         check(small_search(data_limit=10**6))
+
+
+def test_a_rule_that_every_proposal_breaks_is_told_before_anything_is_spent() -> None:
+    with pytest.raises(InvalidValue, match="must not exceed the number of private examples"):
+        check(small_search(fixed={"batch_size": 100_000}))
 
 
 def test_a_large_delta_warns_with_the_bound() -> None:
@@ -123,7 +131,8 @@ def test_overrides_reach_every_kind_of_field() -> None:
         ({"trials": 2.5}, InvalidValue, "must be int"),
         ({"budget.epsilon": "-1"}, InvalidValue, "epsilon"),
         ({"budget.epsilon": "nan"}, InvalidValue, "finite"),
-        ({"paired": "perhaps"}, InvalidValue, "must be bool"),
+        ({"paired": "perhaps"}, InvalidValue, "must be true or false"),
+        ({"fixed": "3"}, InvalidValue, "by its own name"),
         ({"epochs": "1.5"}, InvalidValue, "must be int"),
         ({"method": "dp_sgd"}, UnknownName, "warmup_share"),
     ],
