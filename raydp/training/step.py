@@ -63,7 +63,9 @@ def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> l
     released = []
     for index, total in enumerate(clipped.total):
         noise = torch.from_numpy(key.gaussian(total.shape, "noise", phase.name, step, index))
-        released.append((total + phase.noise_std * noise) / phase.batch_size)
+        # In float64, and rounded once the noise is in: the grid of float32 would show what was added to which noise.
+        noisy = (total.double() + phase.noise_std * noise) / phase.batch_size
+        released.append(noisy.to(total.dtype))
     return released
 
 

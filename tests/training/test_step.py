@@ -127,3 +127,13 @@ def test_support_draws_noise_on_active_coordinates_only() -> None:
     released = private_gradient([], geometry=GEOMETRIES["support"], phase=phase(), step=0, key=NoiseKey.insecure(1))
     assert [part.shape[0] for part in released] == [3, 1]
     assert np.isfinite(torch.cat(released).numpy()).all()
+
+
+def test_released_values_do_not_show_the_grid_of_the_noise() -> None:
+    """Coordinates on which nothing was summed release the noise rounded once, and not the product of two roundings."""
+    key, chosen = NoiseKey.insecure(0), phase(sigma=1.3, batch_size=3)
+    (released, _) = private_gradient([], geometry=Identity(sizes=(1000, 1)), phase=chosen, step=0, key=key)
+    exact = chosen.noise_std * key.gaussian(1000, "noise", "train", 0, 0) / 3
+    assert exact.dtype == np.float64 and released.dtype == torch.float32
+    assert np.array_equal(released.numpy(), exact.astype(np.float32))
+    assert not np.array_equal(exact, exact.astype(np.float32).astype(np.float64))
