@@ -12,7 +12,8 @@ def validate_model(model: nn.Module) -> None:
     """Refuse models in which one example changes another's output, or that keep statistics of the data.
 
     Refused are batch normalisation of every kind, any module with running statistics (they would release private
-    averages without noise), parameters that two modules share (per-example gradients are collected a module at a
+    averages without noise), dropout (a replayed step would not be the same), parameters that two modules share
+    (per-example gradients are collected a module at a
     time, so the norm that is clipped would be wrong), and models without a trainable parameter.
 
     Raises:
@@ -45,6 +46,13 @@ def validate_model(model: nn.Module) -> None:
                 kind,
                 "keeps running statistics of private examples, a release without noise",
                 "Replace it with a layer without running statistics, such as torch.nn.GroupNorm or torch.nn.LayerNorm.",
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise InvalidValue(
+                where,
+                kind,
+                "draws from the global generator, so a step that is replayed after a crash would be another one",
+                "Remove it; the noise regularises already.",
             )
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             full = f"{where}.{name}"

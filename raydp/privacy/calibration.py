@@ -38,7 +38,7 @@ def calibrate(
     phases: Sequence[PhaseSpec],
     accountant: str = "pld",
     split: str = "composed",
-    cross_check: Sequence[str] = ("prv", "rdp"),
+    cross_check: Sequence[str] = ("pld", "prv", "rdp"),
     cache: PlanCache | None = None,
 ) -> Plan:
     """Solve for every noise multiplier and certify the result.

@@ -142,6 +142,13 @@ class Search:
                 raise InvalidValue(
                     "paired", True, "has no meaning with insecure_seed, which pairs everything", "Set only one of them."
                 )
+        if self.paired and self.resources.gpus_per_trial:
+            raise InvalidValue(
+                "paired",
+                True,
+                "needs the same floats in each run that shares a phase, which GPUs do not promise",
+                "Train on the CPU (resources.gpus_per_trial = 0), or do not pair.",
+            )
         _validate.one_of("accountant", self.accountant, ACCOUNTANTS)
         _validate.one_of("split", self.split, SPLITS)
         _validate.one_of("sampler", self.sampler, SAMPLERS)

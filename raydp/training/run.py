@@ -304,6 +304,7 @@ class _Run:
             phase=phase,
             step=step,
             key=key,
+            device=self.spec.device,
         )
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:

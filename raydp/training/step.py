@@ -32,10 +32,11 @@ class ClippedSum:
 
     geometry: Geometry
     clip_norm: float
+    device: str = "cpu"
     total: list[Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.total = [torch.zeros(size) for size in self.geometry.sizes]
+        self.total = [torch.zeros(size, device=self.device) for size in self.geometry.sizes]
 
     def add(self, gradients: Sequence[Tensor]) -> None:
         """Add the examples whose per-example gradients (n, *shape) are given."""
@@ -62,7 +63,7 @@ def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> l
     """
     released = []
     for index, total in enumerate(clipped.total):
-        noise = torch.from_numpy(key.gaussian(total.shape, "noise", phase.name, step, index))
+        noise = torch.from_numpy(key.gaussian(total.shape, "noise", phase.name, step, index)).to(total.device)
         # In float64, and rounded once the noise is in: the grid of float32 would show what was added to which noise.
         noisy = (total.double() + phase.noise_std * noise) / phase.batch_size
         released.append(noisy.to(total.dtype))
@@ -70,14 +71,20 @@ def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> l
 
 
 def private_gradient(
-    batches: Iterable[Sequence[Tensor]], *, geometry: Geometry, phase: Phase, step: int, key: NoiseKey
+    batches: Iterable[Sequence[Tensor]],
+    *,
+    geometry: Geometry,
+    phase: Phase,
+    step: int,
+    key: NoiseKey,
+    device: str = "cpu",
 ) -> list[Tensor]:
     """One private step over micro-batches of per-example gradients: project, clip, sum, noise, divide.
 
     Returns:
         The released coordinates (before ``geometry.lift``); everything computed from them is post-processing.
     """
-    total = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm)
+    total = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm, device=device)
     for gradients in batches:
         total.add(gradients)
     return release(total, phase=phase, step=step, key=key)

@@ -163,3 +163,9 @@ def test_a_module_that_is_used_twice_is_fine():
     validate_model(model)
     inputs = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     assert_per_example_gradients(model, inputs, torch.tensor([0, 1, 2, 3]))
+
+
+def test_dropout_is_refused_because_a_replayed_step_would_differ():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 2))
+    with pytest.raises(InvalidValue, match=r"model\.1 = 'Dropout'.*replayed"):
+        validate_model(model)

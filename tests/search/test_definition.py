@@ -99,7 +99,7 @@ def test_overrides_reach_every_kind_of_field() -> None:
             "budget.epsilon": "8",
             "budget.adjacency": "replace_one",
             "resources.cpus_per_trial": "2",
-            "resources.gpus_per_trial": "0.5",
+            "resources.gpus_per_trial": "0",
             "resources.max_concurrent": "none",
             "learning_rate": "2",
             "fixed.epochs": "3",
@@ -114,7 +114,7 @@ def test_overrides_reach_every_kind_of_field() -> None:
     )
     assert (changed.metrics, changed.modes) == (("accuracy", "loss"), ("max", "min"))
     assert (changed.budget.epsilon, changed.budget.delta, changed.budget.adjacency) == (8.0, 1e-5, "replace_one")
-    assert changed.resources == Resources(cpus_per_trial=2, gpus_per_trial=0.5)
+    assert changed.resources == Resources(cpus_per_trial=2)
     assert changed.fixed == {"learning_rate": 2.0, "epochs": 3, "batch_size": 256}
     assert changed.point_space.names == ("warmup_share",)
     assert type(changed.fixed["learning_rate"]) is float
@@ -230,3 +230,10 @@ def test_points_without_a_plan_say_why() -> None:
         search.plan_for({"learning_rate": 1.0, "warmup_share": 0.99995, "batch_size": 256})
     with pytest.raises(InvalidValue, match="must not exceed the number of private examples N = 1437"):
         search.plan_for({"batch_size": 5000, "epochs": 2, "warmup_share": 0.3})
+
+
+def test_gpus_are_read_as_a_fraction_and_refused_for_paired_runs() -> None:
+    search = small_search().with_overrides({"resources.gpus_per_trial": "0.5"})
+    assert search.resources.gpus_per_trial == 0.5
+    with pytest.raises(InvalidValue, match="same floats"):
+        search.with_overrides({"paired": "true"})
