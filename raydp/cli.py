@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -320,12 +321,13 @@ def _exit_unless_complete(results: Iterable[Result]) -> None:
 
 
 def _interrupted(directory: Path) -> None:
-    typer.echo(f"\nInterrupted. Go on with: raydp resume {directory}", err=True)
+    typer.echo(f"\nInterrupted. Go on with: raydp resume {shlex.quote(str(directory))}", err=True)
     raise typer.Exit(130)
 
 
 def _next_steps(directory: Path) -> None:
-    typer.echo(f"Results in {directory}. Compare: raydp ui {directory}. Check: raydp verify {directory}.")
+    quoted = shlex.quote(str(directory))
+    typer.echo(f"Compare: raydp ui {quoted}\nCheck:   raydp verify {quoted}")
 
 
 def _one_or_all(found: Mapping[str, Any]) -> Any:

@@ -225,6 +225,7 @@ def test_verify_exits_1_when_a_run_is_over(call, monkeypatch, ok):
         "budget": {"epsilon": 3.0, "delta": 1e-5, "adjacency": "add_remove"},
         "trials": [trial],
         "search": {"epsilon": INTERVALS},
+        "problems": [] if ok else ["the journal is [damaged]"],
     }
     replace_module(monkeypatch, "verify", types.SimpleNamespace(verify=lambda directory: report))
     code, out, _ = call("verify", "runs/a", "--json")
@@ -232,7 +233,8 @@ def test_verify_exits_1_when_a_run_is_over(call, monkeypatch, ok):
     code, out, _ = call("verify", "runs/a")
     assert code == (0 if ok else 1)
     assert "2.99991" in out and "whole search" in out
-    assert ("All 1 runs hold their budget" in out) == ok and ("over [its] budget" in " ".join(out.split())) != ok
+    assert ("All 1 runs hold their budget" in out) == ok and ("t0000 seed 0: over [its] budget" in out) != ok
+    assert ("search: the journal is [damaged]" in out) != ok
 
 
 def test_methods_lists_types_defaults_and_help(call):

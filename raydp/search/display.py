@@ -164,9 +164,8 @@ class Display:
     def note(self, text: str) -> None:
         """One message, such as a tracking server that does not answer."""
         with self._lock:
-            if self._live is not None:
-                self._console.print(Text(text))
-        self._line(text)
+            if not self._quiet:  # never cut: it may end with a command to copy
+                self._console.print(Text(text), soft_wrap=self._live is None)
 
     def finish(self, summary: str) -> None:
         """The end: the table stands still, and the result's own summary follows in full."""

@@ -94,15 +94,21 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
     rows = [
         (
             trial["key"],
-            str(trial["seed"]),
+            "-" if trial["seed"] is None else str(trial["seed"]),
             trial["state"],
             *(_upper(trial.get("epsilon") or {}, name) for name in accountants),
-            "ok" if trial["ok"] else f"NOT OK: {trial['problem']}",
+            "ok" if trial["ok"] else "NOT OK",
         )
         for trial in report["trials"]
     ]
     columns = ("trial", "seed", "state", *(f"epsilon {name}" for name in accountants), "verdict")
     console.print(_table(columns, rows))
+    for trial in report["trials"]:
+        if not trial["ok"]:
+            seed = "" if trial["seed"] is None else f" seed {trial['seed']}"
+            console.print(Text(f"{trial['key']}{seed}: {trial['problem']}", style="red"), soft_wrap=True)
+    for problem in report.get("problems", ()):
+        console.print(Text(f"search: {problem}", style="red"), soft_wrap=True)
     whole = report["search"]["epsilon"]
     listed = ", ".join(f"{name} {_upper(whole, name)}" for name in sorted(whole))
     console.print(

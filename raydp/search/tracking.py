@@ -611,6 +611,8 @@ def _param(value: Any) -> str:
     """Canonical text, for a param can never change: true, 7, 7.0, 0.1; what is long is a digest."""
     if isinstance(value, bool):
         text = "true" if value else "false"
+    elif isinstance(value, list | tuple):
+        text = ",".join(map(str, value))
     else:
         text = value if isinstance(value, str) else repr(value)
     if len(text) <= _PARAM_LIMIT:
