@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
@@ -199,6 +199,8 @@ def _decode_encoded(field: str, array: pa.Array, start: int, rows: int, images: 
         try:
             with Image.open(io.BytesIO(content)) as image:
                 pixels = np.asarray(_to_grey_or_rgb(image))
+        except UnidentifiedImageError as error:  # its own message shows the address of a buffer
+            raise CorruptFile(f"{field} of row {row} is not an image of a known format. Replace or drop it.") from error
         except _UNDECODABLE as error:
             raise CorruptFile(
                 f"{field} of row {row} is not an image that can be decoded: {_first_line(error)}. Replace or drop it."

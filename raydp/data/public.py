@@ -37,7 +37,7 @@ def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -
         dataset = load(name_or_path)
         public = dataset.private.non_private("the search names it as public data")
     else:
-        raise UnknownName("public (a name, or a path to Parquet files)", name_or_path, catalogue())
+        raise UnknownName(f"public (a name, or a path seen from {Path.cwd()})", str(name_or_path), catalogue())
     if limit is None:
         return public
     if limit > len(public):

@@ -113,7 +113,8 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
         return _load_bundled(name_or_path, limit)
     path = Path(name_or_path).expanduser()
     if not path.exists():
-        raise UnknownName("data (a name, or a path to Parquet files)", name_or_path, _BUNDLED)
+        where = f"data (a name, or a path seen from {Path.cwd()})"
+        raise UnknownName(where, str(name_or_path), _BUNDLED)
     if path.is_file():
         train, test = path, None
     else:

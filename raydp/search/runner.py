@@ -220,7 +220,13 @@ def _cluster(search: Search, address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # token authentication is on, as wanted
     if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InvalidValue(
+                "address", address, f"must be a running Ray cluster ({first})", "Start one with `ray start --head`."
+            ) from error
     else:
         ray.init(
             num_cpus=search.resources.total_cpus or os.cpu_count(),

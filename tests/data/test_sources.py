@@ -100,7 +100,7 @@ class TestBundled:
 
 class TestNames:
     def test_an_unknown_name_suggests_and_mentions_paths(self):
-        with pytest.raises(UnknownName, match=r"path to Parquet files.*Did you mean mnist5k"):
+        with pytest.raises(UnknownName, match=r"a path seen from .*Did you mean mnist5k"):
             load("mnist5")
         with pytest.raises(UnknownName, match="Known: digits, digits28, mnist5k"):
             load("/absent/directory")
