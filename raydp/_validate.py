@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from raydp.errors import InvalidValue, UnknownName
 
-_NAME = re.compile(r"[a-z0-9_.]+")
+_NAME = re.compile(r"[a-z0-9_][a-z0-9_.]*")
 
 
 def real(field: str, value: object) -> float:
@@ -57,7 +57,9 @@ def integer(field: str, value: object, *, low: int | None = None, high: int | No
 def name(field: str, value: object) -> str:
     """A name made of ``a-z 0-9 _ .`` (a slash would nest it in Ray and MLflow; ray-project/ray#11947)."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidValue(field, value, "must be made of a-z, 0-9, '_' and '.'", "Rename it; '/' is refused.")
+        raise InvalidValue(
+            field, value, "must be made of a-z, 0-9, '_' and '.' and not begin with '.'", "Rename it; '/' is refused."
+        )
     return value
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from raydp import _validate
 from raydp.data.parquet import read_images
-from raydp.data.sources import catalogue, load
+from raydp.data.sources import bundled_public, catalogue
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import InvalidValue, UnknownName
 
@@ -34,8 +34,7 @@ def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -
     if path.exists():
         public = _read(path)
     elif name_or_path in catalogue():
-        dataset = load(name_or_path)
-        public = dataset.private.non_private("the search names it as public data")
+        public = bundled_public(name_or_path)
     else:
         raise UnknownName(f"public (a name, or a path seen from {Path.cwd()})", str(name_or_path), catalogue())
     if limit is None:

@@ -190,6 +190,12 @@ class _Bundled:
     summary: str
 
 
+def bundled_public(name: str) -> PublicData:
+    """All examples of a bundled data set, as public data."""
+    images, labels = _BUNDLED[name].read()
+    return PublicData(name=name, images=images, labels=labels, num_classes=int(labels.max()) + 1)
+
+
 @functools.lru_cache(maxsize=1)
 def _load_bundled(name: str, limit: int | None) -> Dataset:
     source = _BUNDLED[name]
