@@ -111,7 +111,7 @@ class Search:
     public: str | None = None
     public_limit: int | None = None
     reports: int = 5
-    micro_batch: int = 256
+    micro_batch: int = 1024
     resources: Resources = Resources()
     warm_start: tuple[Mapping[str, Scalar], ...] = ()
     small: Mapping[str, Any] = field(default_factory=dict)

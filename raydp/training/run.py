@@ -70,7 +70,7 @@ class RunSpec:
     pairing_file: Path | None = None
     insecure_seed: int | None = None
     reports: int = 10
-    micro_batch: int = 256
+    micro_batch: int = 1024
     device: str = "cpu"
 
     def __post_init__(self) -> None:
