@@ -6,7 +6,8 @@ searches/README.md.
 
 ``run`` is resumable: an experiment whose run directory is complete is skipped, an interrupted one goes on. ``write``
 reads
-the run directories alone, and replaces what stands between the two markers in searches/README.md.
+the run directories alone, and replaces what stands between the two markers in searches/README.md. Tables of
+``support_quality.py`` that stand in OUT as ``support_quality*.md`` are taken over as they are.
 """
 
 from __future__ import annotations
@@ -110,8 +111,10 @@ def write(out: Path) -> None:
         results = [result for result in map(Result.load, directories) if complete(result)]
         if len(results) == 1 and len(chosen) == 1:
             parts.append(section(name, results[0]))
-        elif results:
+        elif len(results) == len(chosen):
             parts.append(comparison(name, results))
+    for file in sorted(out.glob("support_quality*.md")):
+        parts.append(f"### {file.stem}\n\n{file.read_text(encoding='utf-8').strip()}\n")
     text = README.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
