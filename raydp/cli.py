@@ -70,14 +70,17 @@ def run(
 ) -> None:
     """Run the search in FILE; each of several into its own directory."""
     from raydp.search import runner
+    from raydp.search.run_directory import free_directory
 
     searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
     results: dict[str, Result] = {}
     for name, search in searches.items():
         if storage is None:
-            directory = _free_directory(Path("runs"), name)
+            directory = free_directory(name)
+        elif len(searches) > 1:
+            directory = storage / name
         else:
-            directory = storage / name if len(searches) > 1 else storage
+            directory = storage
         try:
             results[name] = runner.run(
                 search,
@@ -302,14 +305,6 @@ def _searches(
     if changes:
         searches = {name: search.with_overrides(changes) for name, search in searches.items()}
     return searches
-
-
-def _free_directory(root: Path, name: str) -> Path:
-    """``root/name-1``, or with the first number that is free."""
-    number = 1
-    while (root / f"{name}-{number}").exists():
-        number += 1
-    return root / f"{name}-{number}"
 
 
 def _exit_unless_complete(results: Iterable[Result]) -> None:

@@ -16,7 +16,6 @@ from raydp.geometry.kfac import LABELS
 from raydp.methods.base import Method, Setting, option
 from raydp.methods.pretraining import PretrainableHyperparameters, Pretraining
 from raydp.methods.public import FisherExamples, RefreshedPolicy, public_generator, require_public
-from raydp.privacy.mechanism import PhaseSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +67,6 @@ class AdaDps(Method):
     name = "ada_dps"
     summary = "per-example gradients are divided by each coordinate's public root mean square, then clipped and noised"
     hyperparameters = AdaDpsHyperparameters
-
-    def phases(self, hyperparameters: AdaDpsHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
-        return (
-            PhaseSpec(
-                name="train",
-                steps=hyperparameters.total_steps(population),
-                batch_size=hyperparameters.batch_size,
-                population=population,
-                clip_norm=hyperparameters.clip_norm,
-            ),
-        )
 
     def uses_public(self, hyperparameters: AdaDpsHyperparameters) -> bool:
         return True

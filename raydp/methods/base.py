@@ -217,9 +217,20 @@ class Method(ABC):
         values: dict[str, Any] = {name: coerce(name, value, types[name]) for name, value in config.items()}
         return self.hyperparameters(**values)
 
-    @abstractmethod
     def phases(self, hyperparameters: Any, *, population: int) -> tuple[PhaseSpec, ...]:
-        """The phases for N = ``population`` private examples, noise unsolved. Pure; spends nothing."""
+        """The phases for N = ``population`` private examples, noise unsolved. Pure; spends nothing.
+
+        Unless a method says otherwise: one phase, ``train``, with the budget to itself.
+        """
+        return (
+            PhaseSpec(
+                name="train",
+                steps=hyperparameters.total_steps(population),
+                batch_size=hyperparameters.batch_size,
+                population=population,
+                clip_norm=hyperparameters.clip_norm,
+            ),
+        )
 
     @abstractmethod
     def policy(self, hyperparameters: Any, setting: Setting) -> Policy:

@@ -358,13 +358,7 @@ class DpNgd(Method):
     hyperparameters = DpNgdHyperparameters
 
     def phases(self, hyperparameters: DpNgdHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
-        train = PhaseSpec(
-            name="train",
-            steps=hyperparameters.total_steps(population),
-            batch_size=hyperparameters.batch_size,
-            population=population,
-            clip_norm=hyperparameters.clip_norm,
-        )
+        (train,) = super().phases(hyperparameters, population=population)
         if hyperparameters.curvature_source != "private":
             return (train,)
         batch_size = hyperparameters.curvature_batch_size

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from raydp.geometry import Identity
 from raydp.methods.base import GradientHyperparameters, Method, Policy, Setting
-from raydp.privacy.mechanism import PhaseSpec
 
 
 class DensePolicy(Policy):
@@ -25,17 +24,6 @@ class DpSgd(Method):
     name = "dp_sgd"
     summary = "dense DP-SGD: every coordinate is clipped, noised and trained"
     hyperparameters = GradientHyperparameters
-
-    def phases(self, hyperparameters: GradientHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
-        return (
-            PhaseSpec(
-                name="train",
-                steps=hyperparameters.total_steps(population),
-                batch_size=hyperparameters.batch_size,
-                population=population,
-                clip_norm=hyperparameters.clip_norm,
-            ),
-        )
 
     def policy(self, hyperparameters: GradientHyperparameters, setting: Setting) -> DensePolicy:
         return DensePolicy(setting.sizes)

@@ -14,7 +14,6 @@ from raydp.geometry.subspace import SUBSPACE_CLIP_NORM, Subspace, principal_base
 from raydp.methods.base import Method, Setting, option
 from raydp.methods.pretraining import PretrainableHyperparameters, Pretraining
 from raydp.methods.public import FisherExamples, RefreshedPolicy, public_seed, require_public
-from raydp.privacy.mechanism import PhaseSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +88,6 @@ class Gep(Method):
         "a public subspace takes most of the signal in few coordinates; it and the residual are clipped and noised"
     )
     hyperparameters = GepHyperparameters
-
-    def phases(self, hyperparameters: GepHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
-        return (
-            PhaseSpec(
-                name="train",
-                steps=hyperparameters.total_steps(population),
-                batch_size=hyperparameters.batch_size,
-                population=population,
-                clip_norm=hyperparameters.clip_norm,
-            ),
-        )
 
     def uses_public(self, hyperparameters: GepHyperparameters) -> bool:
         return True

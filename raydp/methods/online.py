@@ -21,7 +21,6 @@ from raydp import _validate
 from raydp.geometry import Geometry, Identity, Support, support_size, top_k
 from raydp.methods import scores
 from raydp.methods.base import GradientHyperparameters, Method, Policy, Setting, option
-from raydp.privacy.mechanism import PhaseSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,17 +134,6 @@ class Online(Method):
 
     def __init__(self, *, name: str, summary: str, hyperparameters: type[OnlineHyperparameters]) -> None:
         self.name, self.summary, self.hyperparameters = name, summary, hyperparameters  # type: ignore[misc]
-
-    def phases(self, hyperparameters: OnlineHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
-        return (
-            PhaseSpec(
-                name="train",
-                steps=hyperparameters.total_steps(population),
-                batch_size=hyperparameters.batch_size,
-                population=population,
-                clip_norm=hyperparameters.clip_norm,
-            ),
-        )
 
     def policy(self, hyperparameters: OnlineHyperparameters, setting: Setting) -> OnlinePolicy:
         explore = hyperparameters.explore if isinstance(hyperparameters, OnlineTopKHyperparameters) else None

@@ -300,6 +300,14 @@ class RunDirectory:
         return self._plans[digest]
 
 
+def free_directory(name: str) -> Path:
+    """``runs/name-1``, or with the first number that is free."""
+    number = 1
+    while (path := Path("runs") / f"{name}-{number}").exists():
+        number += 1
+    return path
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a JSON-lines file; a last line without a line feed is a write that never ended, and left out.
 

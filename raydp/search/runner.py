@@ -23,7 +23,7 @@ from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
 from raydp.search.results import Result, write_trials_parquet
-from raydp.search.run_directory import SOURCE, RunDirectory
+from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
 from raydp.search.session import Session, task_to_json
 from raydp.search.tracking import Tracker
 from raydp.search.trainable import TrialProcess
@@ -50,7 +50,7 @@ def run(
     definition = search.to_json()
     directory = _same_search(storage, definition) if storage is not None else None
     if directory is None:
-        directory = RunDirectory.create(storage or _free_directory(search.name), definition, source_file=file)
+        directory = RunDirectory.create(storage or free_directory(search.name), definition, source_file=file)
     return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
 
 
@@ -142,13 +142,6 @@ def _same_search(storage: Path, definition: dict[str, Any]) -> RunDirectory | No
     except InvalidValue:  # there is none
         return None
     return opened if opened.definition == json.loads(json.dumps(definition)) else None
-
-
-def _free_directory(name: str) -> Path:
-    number = 1
-    while (path := Path("runs") / f"{name}-{number}").exists():
-        number += 1
-    return path
 
 
 def _drive(
