@@ -285,7 +285,9 @@ def _fit(session: Session, concurrent: int) -> None:
             storage_path=str(session.directory.path / "ray"),
             callbacks=[_Events(session)],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            failure_config=tune.FailureConfig(max_failures=wanted.retries),
+            # The session hands a trial out again whose process died: Tune itself gives up on one that dies before it
+            # is told of its trial.
+            failure_config=tune.FailureConfig(max_failures=0),
             verbose=0,
         ),
     )
@@ -323,8 +325,8 @@ class _Proposals(Searcher):
     def suggest(self, trial_id: str) -> Any:
         with _stopping(self._session):
             task = self._session.next_task()
-        if self._session.failure is not None or task is None:
-            return Searcher.FINISHED
+        if task is None:
+            return None if self._session.waiting else Searcher.FINISHED
         self._keys[trial_id] = task.key
         return {"task": task_to_json(task)}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -64,7 +65,9 @@ class Session:
         records = directory.records()
         self._sampling.restore(list(records.values()), metrics=search.metrics)
         self._records: dict[str, TrialRecord] = dict(records)
+        #: To be handed out before anything new: trials of an earlier driver, and those whose process died.
         self._unfinished = [key for key, record in records.items() if not record.finished]
+        self._deaths: Counter[str] = Counter()
         self._mechanisms: list[Mechanism] = []
         for key, record in records.items():
             if record.finished:
@@ -91,7 +94,9 @@ class Session:
     # What Tune asks and tells.
 
     def next_task(self) -> Task | None:
-        """The next trial to train: an unfinished one of an earlier driver, else a new proposal; None when done.
+        """The next trial to train: an unfinished one that nobody is at, else a new proposal.
+
+        None when there is nothing to hand out, which is for good only if :attr:`waiting` is False.
 
         Points without a plan are recorded with their reason, told to the sampler, and passed over. After a failure
         of the search nothing is handed out any more.
@@ -178,13 +183,22 @@ class Session:
         self._display.finished(self._records[key])
         self._show_total()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a trial is at work, whose process may die so that the trial has to be handed out again."""
+        return self.failure is None and any(not record.finished for record in self._records.values())
+
     def died(self, key: str) -> None:
-        """The trial's process died more often than it may be started again."""
+        """The trial's process died: the trial is handed out again, or failed if that has happened too often."""
+        self._deaths[key] += 1
+        if self._deaths[key] <= self.search.resources.retries:
+            self._unfinished.append(key)
+            return
         self.finished(
             key,
             {
                 "state": "failed",
-                "reason": f"its process died {self.search.resources.retries + 1} times",
+                "reason": f"its process died {self._deaths[key]} times",
                 "metrics": {},
                 "seconds": None,
             },

@@ -37,7 +37,7 @@ from ray import tune
 
 search = raydp.Search(
     name="faults", method="tp_topk", data="digits", model="mlp", budget=raydp.Budget(epsilon=3.0, delta=1e-5),
-    space={"learning_rate": tune.loguniform(0.1, 4.0)}, fixed={"epochs": 25, "batch_size": 32},
+    space={"learning_rate": tune.loguniform(0.1, 4.0)}, fixed={"epochs": 150, "batch_size": 32},
     trials=4, sampler="random", reports=10, resources=raydp.Resources(total_cpus=2),
 )
 """
@@ -156,7 +156,8 @@ def test_a_search_survives_the_death_of_a_trial_of_its_driver_and_an_interrupt(t
 
     with driver(tmp_path / "first.log", "run", str(file), "--storage", str(path)) as first:
         # A trial's process is killed: the trial goes on from its checkpoint, as attempt 2.
-        first.wait_until(lambda: max(_reports(path).values(), default=0) >= 2, "trial at work")
+        # All are in their middles, so that whichever process it is, it is at work.
+        first.wait_until(lambda: (n := list(_reports(path).values())) and all(1 <= x <= 5 for x in n), "trials at work")
         first.wait_until(first.trial_processes, "process of a trial")[0].kill()
         again = first.wait_until(lambda: [e for e in _events(path, "started") if e["attempt"] == 2], "second attempt")
         # A second driver is refused, and says who holds the directory.
