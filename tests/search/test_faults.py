@@ -37,7 +37,7 @@ from ray import tune
 
 search = raydp.Search(
     name="faults", method="tp_topk", data="digits", model="mlp", budget=raydp.Budget(epsilon=3.0, delta=1e-5),
-    space={"learning_rate": tune.loguniform(0.1, 4.0)}, fixed={"epochs": 150, "batch_size": 32},
+    space={"learning_rate": tune.loguniform(0.1, 4.0)}, fixed={"epochs": 60, "batch_size": 32},
     trials=4, sampler="random", reports=10, resources=raydp.Resources(total_cpus=2),
 )
 """
@@ -68,10 +68,11 @@ class Driver:
         return found
 
     def trial_processes(self) -> list[psutil.Process]:
+        """Those that train; Ray names a process after what it does, with Tune's wrapper for the trainable."""
         found = []
         for child in self.children():
             try:
-                if any(part.startswith("ray::TrialProcess") for part in child.cmdline()):
+                if any(part == "ray::ResourceTrainable.train" for part in child.cmdline()):
                     found.append(child)
             except psutil.NoSuchProcess:
                 continue

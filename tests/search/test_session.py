@@ -153,6 +153,13 @@ def test_a_process_that_dies_too_often_fails_its_trial_and_takes_the_key_along(t
     session.progressed(task.key, next(items))  # half of the steps ran
     items.close()
     assert list(session.directory.secrets.iterdir())
+    for _ in range(session.search.resources.retries):
+        session.died(task.key)  # also before it was told of its trial
+        assert session.waiting
+        assert session.directory.records()[task.key].state == "running"
+        again = session.next_task()
+        assert again is not None
+        assert again.key == task.key
     session.died(task.key)
     record = session.directory.records()[task.key]
     assert (record.state, record.reason) == ("failed", "its process died 3 times")
