@@ -13,8 +13,10 @@ the run directories alone, and replaces what stands between the two markers in s
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,54 +37,101 @@ LARGE = {"fixed.epochs": 5, "fixed.batch_size": 400, "seeds": 2, "reports": 1}
 ALL = ("dp_sgd", "tp_topk", "tp_rand", "on_topk", "on_rand", "dp_ngd", "dp_sgd_pt", "ada_dps", "gep")
 ARMS = ("whitened", "pre", "post", "private_20", "private_50", "noise")
 
-#: name -> (file, searches of it, private data, public data or None for the file's own, scale, overrides)
-EXPERIMENTS: dict[str, tuple[str, tuple[str, ...], str, str | None, str | None, dict[str, Any]]] = {
-    "five_mnist5k_e3": (SPLIT, ("five_variants",), "mnist5k", None, None, QUICK),
-    "five_mnist5k_e1": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "budget.epsilon": 1.0}),
-    "five_mnist5k_e8": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "budget.epsilon": 8.0}),
-    "five_mnist5k_rho01": (SPLIT, ("five_variants",), "mnist5k", None, None, {**QUICK, "active_ratio": 0.1}),
-    "five_fashion_e3": (SPLIT, ("five_variants",), "fashion_mnist", None, None, MEDIUM),
-    "five_mnist_e3": (SPLIT, ("five_variants",), "mnist", None, None, MEDIUM),
-    "five_cifar10_e3": (SPLIT, ("five_variants",), "cifar10", None, None, LARGE),
-    "split_grid": (SPLIT, ("split_grid",), "mnist5k", None, None, QUICK),
-    "split_continuous": (SPLIT, ("split_continuous",), "mnist5k", None, None, QUICK),
-    "all_methods": ("all_methods.py", tuple(f"all_{name}" for name in ALL), "mnist5k", None, "small", {}),
-    "dp_ngd_ablations": (NGD, tuple(f"dp_ngd_{arm}" for arm in ARMS), "mnist5k", None, "small", {}),
-    "dp_ngd_learning_rate": (
-        "dp_ngd_learning_rate.py", ("dp_ngd_learning_rate",), "mnist5k", None, "small", {"reports": 1}
+CIFAR = {"data_limit": 6_000, "fixed.epochs": 6, "fixed.batch_size": 600, "reports": 1}
+SIZES = tuple(f"dp_ngd_public_{size}" for size in (50, 200, 500, 1400))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Searches of one file on one pair of data sets.
+
+    Attributes:
+        file, chosen: the file, and the names of its searches that are run.
+        data: of the private examples.
+        public: of the public ones, for the searches that use any; None keeps the file's own.
+        scale, overrides: as ``--scale`` and ``--set``.
+        rates: 0, or how many learning rates each search tries: spread evenly (in the logarithm) over its range, so that
+            every search gets as many candidates and none is lucky.
+    """
+
+    file: str
+    chosen: tuple[str, ...]
+    data: str = "mnist5k"
+    public: str | None = None
+    scale: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    rates: int = 0
+
+
+def _five(data: str, overrides: Mapping[str, Any]) -> Experiment:
+    return Experiment(file=SPLIT, chosen=("five_variants",), data=data, overrides=overrides)
+
+
+def _cifar(file: str, chosen: tuple[str, ...], *, rates: int = 0, **more: Any) -> Experiment:
+    return Experiment(
+        file=file,
+        chosen=chosen,
+        data="cifar10",
+        public="cifar100",
+        scale="small",
+        overrides={**CIFAR, **more},
+        rates=rates,
+    )
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "five_mnist5k_e3": _five("mnist5k", QUICK),
+    "five_mnist5k_e1": _five("mnist5k", {**QUICK, "budget.epsilon": 1.0}),
+    "five_mnist5k_e8": _five("mnist5k", {**QUICK, "budget.epsilon": 8.0}),
+    "five_mnist5k_rho01": _five("mnist5k", {**QUICK, "active_ratio": 0.1}),
+    "five_fashion_e3": _five("fashion_mnist", MEDIUM),
+    "five_mnist_e3": _five("mnist", MEDIUM),
+    "five_cifar10_e3": _five("cifar10", LARGE),
+    "split_grid": Experiment(file=SPLIT, chosen=("split_grid",), overrides=QUICK),
+    "split_continuous": Experiment(file=SPLIT, chosen=("split_continuous",), overrides=QUICK),
+    "dp_ngd_ablations": Experiment(file=NGD, chosen=tuple(f"dp_ngd_{arm}" for arm in ARMS), scale="small"),
+    "all_methods": Experiment(file="all_methods.py", chosen=tuple(f"all_{name}" for name in ALL), scale="small"),
+    "dp_ngd_learning_rate": Experiment(
+        file="dp_ngd_learning_rate.py", chosen=("dp_ngd_learning_rate",), scale="small", overrides={"reports": 1}
     ),
-    "dp_ngd_clamping": ("dp_ngd_clamping.py", ("dp_ngd_clamping",), "mnist5k", None, "small", {"reports": 1}),
-    "dp_ngd_public_size": (
-        "dp_ngd_public_size.py",
-        tuple(f"dp_ngd_public_{size}" for size in (50, 200, 500, 1400)),
-        "mnist5k",
-        None,
-        "small",
-        {},
+    "dp_ngd_clamping": Experiment(
+        file="dp_ngd_clamping.py", chosen=("dp_ngd_clamping",), scale="small", overrides={"reports": 1}
     ),
-    "cifar10_all_methods": (
-        "all_methods.py",
-        ("all_dp_sgd", "all_dp_ngd", "all_dp_sgd_pt"),
-        "cifar10",
-        "cifar100",
-        "small",
-        {"fixed.epochs": 8, "fixed.batch_size": 600, "trials": 6, "seeds": 1},
+    "dp_ngd_public_size": Experiment(file="dp_ngd_public_size.py", chosen=SIZES, scale="small"),
+    "cifar10_ablations": _cifar(
+        NGD, tuple(f"dp_ngd_{arm}" for arm in ARMS), rates=4, **{"fixed.lambda_safe": 0.25, "trials": 4}
     ),
-}  # fmt: skip
+    "cifar10_all_methods": _cifar(
+        "all_methods.py", tuple(f"all_{name}" for name in ALL if not name.startswith("on_")), rates=5, trials=5
+    ),
+    "cifar10_clamping": _cifar("dp_ngd_clamping.py", ("dp_ngd_clamping",)),
+    "cifar10_learning_rate": _cifar("dp_ngd_learning_rate.py", ("dp_ngd_learning_rate",)),
+    "cifar10_public_size": _cifar("dp_ngd_public_size.py", SIZES),
+}
 
 
 def experiment(name: str, shared: Path) -> tuple[list[Search], Path]:
     """The searches of an experiment, and the file that they are defined in."""
-    source, chosen, data, public, scale, overrides = EXPERIMENTS[name]
-    file = ROOT / "searches" / source
+    wanted = EXPERIMENTS[name]
+    file = ROOT / "searches" / wanted.file
     found = []
-    for each in chosen:
+    for each in wanted.chosen:
         search = load_searches(file, only=each)[each]
-        changes = {**overrides, "data": data if data == "mnist5k" else str((shared / data).resolve())}
-        if public is not None and search.public is not None:
-            changes["public"] = str((shared / public).resolve())
-        found.append((search.scaled(scale) if scale else search).with_overrides(changes))
+        source = wanted.data if wanted.data == "mnist5k" else str((shared / wanted.data).resolve())
+        changes = {**wanted.overrides, "data": source}
+        if wanted.public is not None and search.public is not None:
+            changes["public"] = str((shared / wanted.public).resolve())
+        search = (search.scaled(wanted.scale) if wanted.scale else search).with_overrides(changes)
+        found.append(_with_rates(search, wanted.rates) if wanted.rates else search)
     return found, file
+
+
+def _with_rates(search: Search, count: int) -> Search:
+    """The search with ``count`` learning rates at the centres of equal parts of its (logarithmic) range."""
+    range_ = search.point_space.distributions["learning_rate"]
+    low, high = math.log(range_.low), math.log(range_.high)  # type: ignore[attr-defined]
+    rates = [math.exp(low + (high - low) * (index + 0.5) / count) for index in range(count)]
+    return replace(search, warm_start=tuple({"learning_rate": rate} for rate in rates), trials=count)
 
 
 def run(out: Path, shared: Path, only: list[str]) -> None:
@@ -106,12 +155,12 @@ def complete(result: Result) -> bool:
 def write(out: Path) -> None:
     """Write the tables of every complete experiment into searches/README.md."""
     parts = []
-    for name, (_, chosen, *_) in EXPERIMENTS.items():
-        directories = [out / name / each for each in chosen if (out / name / each / "raydp.json").exists()]
+    for name, wanted in EXPERIMENTS.items():
+        directories = [out / name / each for each in wanted.chosen if (out / name / each / "raydp.json").exists()]
         results = [result for result in map(Result.load, directories) if complete(result)]
-        if len(results) == 1 and len(chosen) == 1:
+        if len(results) == 1 and len(wanted.chosen) == 1:
             parts.append(section(name, results[0]))
-        elif len(results) == len(chosen):
+        elif len(results) == len(wanted.chosen):
             parts.append(comparison(name, results))
     for file in sorted(out.glob("support_quality*.md")):
         parts.append(f"### {file.stem}\n\n{file.read_text(encoding='utf-8').strip()}\n")
