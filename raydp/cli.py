@@ -32,6 +32,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from raydp import __version__
+
+        typer.echo(f"raydp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
+
+
 _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A Python file that defines `search`, or several in `searches`.")
 ]

@@ -310,3 +310,9 @@ def test_help_is_instant_and_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
     assert "resume" in done.stdout
     assert time.monotonic() - begun < 5  # 0.3 s on an idle core; the imports above are what would make it slow
+
+
+def test_the_version(call):
+    import raydp
+
+    assert call("--version") == (0, f"raydp {raydp.__version__}\n", "")

@@ -67,16 +67,36 @@ def read_images(
         ) from error
 
 
+def read_labels(path: str | os.PathLike[str]) -> np.ndarray:
+    """All labels of such a file, int64 (N,), without its images. Raises as :func:`read_images`."""
+    path = Path(path)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            column = _column(path, file.schema_arrow, LABEL_COLUMNS)
+            names = _class_names(file.schema_arrow, column)
+            _require_integers(path, column, file.schema_arrow)
+            pieces = _pieces(path, file, [column], file.metadata.num_rows)
+            return np.concatenate(
+                [_labels(path, column, batch.column(column), start, names) for start, batch in pieces]
+            )
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(
+            f"{path} is not a readable Parquet file: {_first_line(error)}. Fetch or write it again."
+        ) from error
+
+
+def _require_integers(path: Path, column: str, schema: pa.Schema) -> None:
+    kind = schema.field(column).type
+    if not pa.types.is_integer(kind):
+        raise InvalidValue(f"{path}: column {column}", str(kind), "must hold integers", "Number the classes from 0.")
+
+
 def _read(path: Path, file: pq.ParquetFile, limit: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
     schema = file.schema_arrow
     image_column = _column(path, schema, IMAGE_COLUMNS)
     label_column = _column(path, schema, LABEL_COLUMNS)
     names = _class_names(schema, label_column)
-    label_type = schema.field(label_column).type
-    if not pa.types.is_integer(label_type):
-        raise InvalidValue(
-            f"{path}: column {label_column}", str(label_type), "must hold integers", "Number the classes from 0."
-        )
+    _require_integers(path, label_column, schema)
     decode = _decoder(path, image_column, schema.field(image_column).type)
     rows = file.metadata.num_rows if limit is None else min(limit, file.metadata.num_rows)
     if rows == 0:

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from raydp import _validate
-from raydp.data.parquet import read_images
+from raydp.data.parquet import read_images, read_labels
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
@@ -99,9 +99,9 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
             a sixth, chosen by a hash of each image, becomes a private hold-out.
         limit: keep the first ``limit`` private examples only.
 
-    The number of classes is what the file's metadata names, else the largest label plus one; it counts as public, as
-    do the image size and the number of private examples. The last result is kept in memory, as later trials in the
-    same process ask for the same data.
+    The number of classes is what the file's metadata names, else the largest label of the training file plus one; it
+    counts as public, as do the image size and the number of private examples. The last result is kept in memory, as
+    later trials in the same process ask for the same data.
 
     Raises:
         UnknownName: no such name or path. InvalidValue, CorruptFile: as :func:`raydp.data.parquet.read_images`;
@@ -144,6 +144,8 @@ def _load_files(
     known = name in _BENCHMARKS and test is not None
     visibility: HoldoutVisibility = "public benchmark" if known else "private hold-out"
     images, labels, names = read_images(train, limit=limit if test else None)
+    # Of the whole file, whatever part of it is held out or left out.
+    largest = int((read_labels(train) if test and limit is not None else labels).max())
     if test:
         held_images, held_labels, held_names = read_images(test)
         if held_images.shape[1:] != images.shape[1:]:
@@ -166,8 +168,14 @@ def _load_files(
         held_images, held_labels, held_names = images[held], labels[held], None
         images, labels = images[~held], labels[~held]
     names = names or held_names
-    # Labels beyond the named classes are refused below, by the types.
-    num_classes = len(names) if names else 1 + max(int(labels.max()), int(held_labels.max()))
+    num_classes = len(names) if names else 1 + largest
+    if test and not names and int(held_labels.max()) > largest:
+        raise InvalidValue(
+            f"{test}: label",
+            int(held_labels.max()),
+            f"must lie in [0, {num_classes}), the classes of {train.name}: no example of another one is trained on",
+            "Drop such rows, or name all classes in the metadata of a file.",
+        )
     images, labels = _limited(name, images, labels, limit)
     summary = f"{len(images):,} private and {len(held_images):,} held-out images of {name}, {num_classes} classes"
     return Dataset(

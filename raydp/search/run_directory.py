@@ -83,13 +83,7 @@ class RunDirectory:
             InvalidValue: the directory is in use or ``path`` is a file.
             RaydpError: the disk is full, or the directory cannot be written.
         """
-        root = Path(path).absolute()
-        if (root / DEFINITION).exists():
-            raise InvalidValue(
-                "storage", str(root), "must not hold a search already", f"Continue it with `raydp resume {root}`."
-            )
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise InvalidValue("storage", str(root), "must be new or empty", "Choose another directory.")
+        root = cls.require_new(path)
         header = {
             "layout": LAYOUT,
             "id": uuid.uuid4().hex,
@@ -107,6 +101,18 @@ class RunDirectory:
             directory = cls(root, header)
             directory.write_json(DEFINITION, header)
         return directory
+
+    @staticmethod
+    def require_new(path: str | os.PathLike[str]) -> Path:
+        """The absolute path, if :meth:`create` could make a run directory there. Raises InvalidValue."""
+        root = Path(path).absolute()
+        if (root / DEFINITION).exists():
+            raise InvalidValue(
+                "storage", str(root), "must not hold a search already", f"Continue it with `raydp resume {root}`."
+            )
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise InvalidValue("storage", str(root), "must be new or empty", "Choose another directory.")
+        return root
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:

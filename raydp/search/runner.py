@@ -25,7 +25,7 @@ from raydp.search.files import load_searches
 from raydp.search.results import Result, write_trials_parquet
 from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
 from raydp.search.session import Session, task_to_json
-from raydp.search.tracking import Tracker
+from raydp.search.tracking import Tracker, check_uri
 from raydp.search.trainable import TrialProcess
 
 
@@ -41,17 +41,24 @@ def run(
     """Run a search in a new run directory, or go on with it in the one that holds this very search already.
 
     Raises:
-        InvalidValue: the directory is in use by another search, or the search asks for more than the cluster has.
-            Nothing was spent.
+        InvalidValue: the directory is in use by another search, there is no cluster at the address, or the search asks
+            for more than the cluster has. Nothing was spent, and no directory was made.
         RaydpError: the search cannot go on; the run directory says how far it came.
         KeyboardInterrupt: it was interrupted. Unfinished trials go on when it is resumed.
     """
     check(search)
+    if tracking_uri is not None:
+        check_uri(tracking_uri)
     definition = search.to_json()
     directory = _same_search(storage, definition) if storage is not None else None
-    if directory is None:
-        directory = RunDirectory.create(storage or free_directory(search.name), definition, source_file=file)
-    return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
+    if directory is not None:
+        return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
+    path = storage or free_directory(search.name)
+    RunDirectory.require_new(path)
+    with _cluster(search, address):
+        concurrency(search)  # what does not fit is refused before there is a directory
+        directory = RunDirectory.create(path, definition, source_file=file)
+        return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
 
 
 def resume(

@@ -101,7 +101,7 @@ class Tracker:
     """
 
     def __init__(self, *, uri: str | None, directory: RunDirectory, experiment: str) -> None:
-        self.uri = _checked(uri) if uri is not None else f"sqlite:///{directory.path / 'mlflow.db'}"
+        self.uri = check_uri(uri) if uri is not None else f"sqlite:///{directory.path / 'mlflow.db'}"
         self._directory, self._experiment = directory, experiment
         _prepare_environment(self.uri)
         self._failures = _failures()
@@ -539,7 +539,8 @@ def _new_entry(run_id: str) -> dict[str, Any]:
     return {"run_id": run_id, "content": None, "steps": {}}
 
 
-def _checked(uri: str) -> str:
+def check_uri(uri: str) -> str:
+    """The URI of a tracker, if it is a server or a database. Raises InvalidValue."""
     scheme = uri.split(":", 1)[0].split("+", 1)[0] if ":" in uri else ""
     if scheme in _SCHEMES:
         return uri

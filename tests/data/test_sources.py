@@ -114,9 +114,9 @@ class TestNames:
 class TestPaths:
     def test_train_and_test_files(self, tmp_path):
         write(tmp_path / "mine" / "train.parquet", 60, seed=0)
-        write(tmp_path / "mine" / "test.parquet", 20, seed=1, classes=4)
+        write(tmp_path / "mine" / "test.parquet", 20, seed=1)
         data = load(str(tmp_path / "mine"))
-        assert (data.name, len(data.private), len(data.holdout), data.private.num_classes) == ("mine", 60, 20, 4)
+        assert (data.name, len(data.private), len(data.holdout), data.private.num_classes) == ("mine", 60, 20, 3)
         assert data.holdout_visibility == "private hold-out"
         assert data.normalization == Normalization(mean=(0.5,), std=(0.25,))
         assert len(load(str(tmp_path / "mine"), limit=7).private) == 7
@@ -154,6 +154,15 @@ class TestPaths:
         write(tmp_path / "d" / "train.parquet", 30)
         write(tmp_path / "d" / "test.parquet", 30, side=5)
         with pytest.raises(InvalidValue, match=r"\(1, 5, 5\).*\(1, 4, 4\) of train\.parquet"):
+            load(str(tmp_path / "d"))
+
+    def test_the_hold_out_does_not_widen_the_classes(self, tmp_path):
+        write(tmp_path / "d" / "train.parquet", 30)
+        write(tmp_path / "d" / "test.parquet", 30, classes=2)
+        # whatever part of the training file is used
+        assert [load(str(tmp_path / "d"), limit=limit).private.num_classes for limit in (None, 1, 2)] == [3, 3, 3]
+        write(tmp_path / "d" / "test.parquet", 30, classes=4)
+        with pytest.raises(InvalidValue, match=r"test\.parquet: label = 3: must lie in \[0, 3\), the classes of train"):
             load(str(tmp_path / "d"))
 
     def test_the_number_of_classes_is_the_one_that_a_file_names(self, tmp_path):

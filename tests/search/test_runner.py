@@ -1,0 +1,45 @@
+"""What is refused before a run directory is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydp.errors import InvalidValue
+from raydp.search import runner
+from raydp.search.definition import Resources
+from tests.search.helpers import small_search
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray as it is where nothing runs, with one small node once it is started."""
+
+    def init(address: str | None = None, **_: Any) -> None:
+        if address is not None:
+            raise ConnectionError(f"Could not find any running Ray instance at {address}")
+
+    monkeypatch.setattr(runner.ray, "init", init)
+    monkeypatch.setattr(runner.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(runner.ray, "shutdown", lambda: None)
+    monkeypatch.setattr(runner.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+
+
+def test_an_address_without_a_cluster_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="must be a running Ray cluster"):
+        small_search().run(storage=tmp_path / "run", address="10.0.0.1:6379", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_that_fits_no_node_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"3 CPU \+ 0 GPU a trial.*2 CPU \+ 0 GPU"):
+        small_search(resources=Resources(cpus_per_trial=3)).run(storage=tmp_path / "run", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_is_no_server_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="must be a server or a database"):
+        small_search().run(storage=tmp_path / "run", tracking_uri=str(tmp_path / "mlruns"), quiet=True)
+    assert list(tmp_path.iterdir()) == []
