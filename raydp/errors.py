@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class RaydpError(Exception):
@@ -75,3 +75,24 @@ class CorruptFile(RaydpError):
 
 class Diverged(RaydpError):
     """Training left the finite numbers. The trial fails with this reason; the search goes on."""
+
+
+class MissingPackage(RaydpError, ImportError):
+    """An optional package is not installed.
+
+    Attributes:
+        package: its name.
+        purpose: what it is needed for, in the infinitive.
+        extra: the extra of this distribution that has it.
+    """
+
+    def __init__(self, package: str, *, purpose: str, extra: str) -> None:
+        self.package, self.purpose, self.extra = package, purpose, extra
+        super().__init__(f"{package} is not installed, and is needed to {purpose}. Run pip install '.[{extra}]'.")
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[type, str, dict[str, str]]]:
+        return _with_keywords, (type(self), self.package, {"purpose": self.purpose, "extra": self.extra})
+
+
+def _with_keywords(kind: Callable[..., Exception], first: str, rest: dict[str, str]) -> Exception:
+    return kind(first, **rest)
