@@ -17,7 +17,8 @@ from raydp import _validate
 from raydp.data import Dataset
 from raydp.errors import InvalidValue
 from raydp.geometry import Support
-from raydp.training.gradients import LossFunction, cross_entropy_sum
+from raydp.tasks import cross_entropy_sum
+from raydp.training.gradients import LossFunction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,8 @@ def non_private_gradient(
     totals = [torch.zeros(parameter.numel(), dtype=torch.float64) for parameter in parameters]
     for start in range(0, len(examples), batch_size):
         part = slice(start, start + batch_size)
-        logits = model(dataset.normalization.apply(examples.images[part].to(device)))
-        gradients = torch.autograd.grad(loss(logits, examples.labels[part].to(device)), parameters)
+        logits = model(dataset.normalization.apply(examples.inputs[part].to(device)))
+        gradients = torch.autograd.grad(loss(logits, examples.targets[part].to(device)), parameters)
         for total, gradient in zip(totals, gradients, strict=True):
             total += gradient.flatten().cpu().double()
     return [total / len(examples) for total in totals]

@@ -66,7 +66,7 @@ def test_the_gradient_is_the_mean_over_all_examples_and_the_access_is_logged(
         found = analysis.non_private_gradient(model, dataset, reason="a test of the oracle", batch_size=20)
     assert "NON-PRIVATE" in caplog.text and "a test of the oracle" in caplog.text
     examples = dataset.private.non_private("the reference of the test")
-    rows = PerExampleGradients(model)(dataset.normalization.apply(examples.images), examples.labels)
+    rows = PerExampleGradients(model)(dataset.normalization.apply(examples.inputs), examples.targets)
     for part, row in zip(found, rows, strict=True):
         torch.testing.assert_close(part.float(), row.mean(dim=0).flatten(), rtol=1e-4, atol=1e-6)
 

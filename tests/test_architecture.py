@@ -16,10 +16,11 @@ ALLOWED = {
     "privacy": set(),
     "geometry": {"privacy"},
     "models": set(),
+    "tasks": set(),
     "data": {"privacy"},
-    "methods": {"geometry", "privacy"},
-    "training": {"methods", "geometry", "privacy", "data", "models"},
-    "search": {"training", "methods", "geometry", "privacy", "data", "models"},
+    "methods": {"geometry", "privacy", "tasks"},
+    "training": {"methods", "geometry", "privacy", "data", "models", "tasks"},
+    "search": {"training", "methods", "geometry", "privacy", "data", "models", "tasks"},
 }
 FOREIGN = {"ray": {"search"}, "optuna": {"search"}, "mlflow": {"search"}, "pyarrow": {"data", "search"}}
 

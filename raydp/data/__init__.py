@@ -2,7 +2,7 @@
 
 from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, augment, draw
 from raydp.data.public import check_public, load_public
-from raydp.data.sources import Dataset, Normalization, catalogue, load
+from raydp.data.sources import Dataset, Normalization, catalogue, load, task_of
 from raydp.data.types import Batch, PrivateAccess, PrivateData, PublicData
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "draw",
     "load",
     "load_public",
+    "task_of",
 ]

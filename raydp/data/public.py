@@ -46,8 +46,8 @@ def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -
     chosen = np.sort(np.random.default_rng(seed).permutation(len(public))[:limit])
     return PublicData(
         name=public.name,
-        images=public.images[chosen],
-        labels=public.labels[chosen],
+        inputs=public.inputs[chosen],
+        targets=public.targets[chosen],
         num_classes=public.num_classes,
     )
 
@@ -58,11 +58,11 @@ def _read(path: Path) -> PublicData:
         raise InvalidValue("public", str(path), f"must hold one of {', '.join(_FILES)}", "Name the file itself.")
     images, labels, names = read_images(file)
     classes = len(names) if names else int(labels.max()) + 1
-    return PublicData(name=path.stem, images=images, labels=labels, num_classes=classes)
+    return PublicData(name=path.stem, inputs=images, targets=labels, num_classes=classes)
 
 
 def check_public(public: PublicData, private: PrivateData) -> None:
-    """Refuse a public set of another shape than the private one, or one that shares images with it.
+    """Refuse a public set of another shape than the private one, or one that shares inputs with it.
 
     Raises:
         InvalidValue: both shapes are named; or the number of shared images and their first positions.
@@ -71,8 +71,8 @@ def check_public(public: PublicData, private: PrivateData) -> None:
         raise InvalidValue(
             "public",
             public.input_shape,
-            f"must hold images of the shape (C, H, W) = {private.input_shape} of the private set {private.name!r}",
-            f"Convert the images of {public.name!r}.",
+            f"must hold inputs of the shape {private.input_shape} of the private set {private.name!r}",
+            f"Convert the inputs of {public.name!r}.",
         )
     shared = private.shared_with(public)
     if shared:
@@ -80,7 +80,7 @@ def check_public(public: PublicData, private: PrivateData) -> None:
         raise InvalidValue(
             "public",
             public.name,
-            f"must share no example with the private set {private.name!r}, but {len(shared)} of its images are private "
+            f"must share no example with the private set {private.name!r}, but {len(shared)} of its inputs are private "
             f"too (positions {first})",
             "Remove them from the public set: what is computed from it is not accounted for.",
         )

@@ -31,10 +31,10 @@ HoldoutVisibility = Literal["public benchmark", "private hold-out"]
 
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
-    """Mean and standard deviation of each channel, in the scale where pixels lie in [0, 1].
+    """Mean and standard deviation of each channel (pixels lie in [0, 1]) or of each feature.
 
-    They must be public constants: computed from private images, they would be an unaccounted release. One value
-    stands for all channels.
+    They must be public constants: computed from private examples, they would be an unaccounted release. One value
+    stands for all channels or features.
     """
 
     mean: tuple[float, ...]
@@ -47,10 +47,13 @@ class Normalization:
             _validate.real("normalization.mean", mean)
             _validate.positive("normalization.std", std)
 
-    def apply(self, images: Tensor) -> Tensor:
-        """uint8 (n, C, H, W) to float32 (n, C, H, W) on the same device: (x/255 - mean) / std."""
-        mean, std = (torch.tensor(x, device=images.device).view(1, -1, 1, 1) for x in (self.mean, self.std))
-        return images.float().div_(255).sub_(mean).div_(std)
+    def apply(self, inputs: Tensor) -> Tensor:
+        """float32 of the same shape and device: (x/255 - mean)/std of uint8 images, (x - mean)/std of features."""
+        shape = (1, -1, 1, 1) if inputs.dim() == 4 else (1, -1)
+        mean, std = (torch.tensor(x, device=inputs.device).view(shape) for x in (self.mean, self.std))
+        if inputs.dtype == torch.uint8:
+            return inputs.float().div_(255).sub_(mean).div_(std)
+        return (inputs - mean) / std
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class Dataset:
             be labelled so.
         normalization: public constants.
         summary: one line.
+        task: what a model of these data is for, a name of :data:`raydp.tasks.TASKS`; a search may choose another.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Dataset:
     normalization: Normalization
     summary: str
     holdout_visibility: HoldoutVisibility = "public benchmark"
+    task: str = "classification"
 
 
 _MNIST = Normalization(mean=(0.1307,), std=(0.3081,))
@@ -131,6 +136,11 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
     return _load_files(path.resolve(), train.resolve(), test and test.resolve(), limit, stamps)
 
 
+def task_of(name_or_path: str) -> str:
+    """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return."""
+    return "classification"  # files and bundled sets hold labelled images
+
+
 def catalogue() -> dict[str, str]:
     """The bundled data sets: name -> one line."""
     return {name: source.summary for name, source in _BUNDLED.items()}
@@ -180,8 +190,8 @@ def _load_files(
     summary = f"{len(images):,} private and {len(held_images):,} held-out images of {name}, {num_classes} classes"
     return Dataset(
         name=name,
-        private=PrivateData(name=name, images=images, labels=labels, num_classes=num_classes),
-        holdout=PublicData(name=f"{name} hold-out", images=held_images, labels=held_labels, num_classes=num_classes),
+        private=PrivateData(name=name, inputs=images, targets=labels, num_classes=num_classes),
+        holdout=PublicData(name=f"{name} hold-out", inputs=held_images, targets=held_labels, num_classes=num_classes),
         normalization=_BENCHMARKS.get(name, _UNKNOWN),
         summary=summary,
         holdout_visibility=visibility,
@@ -201,7 +211,7 @@ class _Bundled:
 def bundled_public(name: str) -> PublicData:
     """All examples of a bundled data set, as public data."""
     images, labels = _BUNDLED[name].read()
-    return PublicData(name=name, images=images, labels=labels, num_classes=int(labels.max()) + 1)
+    return PublicData(name=name, inputs=images, targets=labels, num_classes=int(labels.max()) + 1)
 
 
 @functools.lru_cache(maxsize=1)
@@ -213,8 +223,8 @@ def _load_bundled(name: str, limit: int | None) -> Dataset:
     kept_images, kept_labels = _limited(name, images[private], labels[private], limit)
     return Dataset(
         name=name,
-        private=PrivateData(name=name, images=kept_images, labels=kept_labels, num_classes=classes),
-        holdout=PublicData(name=f"{name} hold-out", images=images[held], labels=labels[held], num_classes=classes),
+        private=PrivateData(name=name, inputs=kept_images, targets=kept_labels, num_classes=classes),
+        holdout=PublicData(name=f"{name} hold-out", inputs=images[held], targets=labels[held], num_classes=classes),
         normalization=source.normalization,
         summary=source.summary,
     )

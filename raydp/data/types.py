@@ -1,6 +1,7 @@
-"""Labelled images, public and private. Two types, because what may be done with them differs.
+"""Examples, public and private. Two types, because what may be done with them differs.
 
-Images are uint8 in (N, C, H, W), labels int64 in (N,). Both types keep the arrays they are given, without a copy.
+Inputs are images, uint8 in (N, C, H, W), or features, float32 in (N, d). Targets are classes, int64 in (N,), or
+numbers, float32 in (N,). Both types keep the arrays they are given, without a copy.
 """
 
 from __future__ import annotations
@@ -39,85 +40,113 @@ class Batch:
     """Some examples of a data set.
 
     Attributes:
-        images: uint8, (n, C, H, W); n may be 0.
-        labels: int64, (n,).
+        inputs: (n, C, H, W) or (n, d); n may be 0.
+        targets: (n,).
         indices: int64, (n,), the positions of the examples in the data set.
     """
 
-    images: Tensor
-    labels: Tensor
+    inputs: Tensor
+    targets: Tensor
     indices: Tensor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
 
 class PublicData:
-    """Labelled images that may be read freely.
+    """Examples that may be read freely.
 
     Attributes:
         name: what messages call it.
-        images: uint8, (N, C, H, W).
-        labels: int64, (N,), in [0, num_classes).
-        num_classes: the number of classes, whether or not each of them occurs.
+        inputs: uint8 (N, C, H, W) or float32 (N, d).
+        targets: int64 (N,), in [0, num_classes); or float32 (N,).
+        num_classes: the number of classes, whether or not each of them occurs; None where targets are numbers.
+        sets: None, or int64 (M, n), the positions of the examples of M public data sets of n examples each. A
+            hypernetwork learns from them what a data set tells about a model.
+        truth: None, or the parameters that made the targets of synthetic data, float32.
 
     Raises:
-        InvalidValue: an array has another type or shape, there is no example, or a label is out of range.
+        InvalidValue: an array has another type or shape, there is no example, or a value is out of range.
     """
 
     def __init__(
-        self, *, name: str, images: Tensor | np.ndarray, labels: Tensor | np.ndarray, num_classes: int
+        self,
+        *,
+        name: str,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray,
+        num_classes: int | None = None,
+        sets: Tensor | np.ndarray | None = None,
+        truth: Tensor | np.ndarray | None = None,
     ) -> None:
         self.name = name
-        self.images, self.labels, self.num_classes = _checked(name, images, labels, num_classes)
+        self.inputs, self.targets, self.num_classes = _checked(name, inputs, targets, num_classes)
+        self.sets = None if sets is None else _checked_sets(name, _tensor(sets), len(self.targets))
+        self.truth = None if truth is None else _checked_truth(name, _tensor(truth))
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return _shape(self.images)
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (d,)."""
+        return tuple(self.inputs.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model returns for an example: one a class, or one."""
+        return self.num_classes or 1
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def __repr__(self) -> str:
-        return f"PublicData({self.name!r}, {len(self)} images of {self.input_shape}, {self.num_classes} classes)"
+        sets = "" if self.sets is None else f", {len(self.sets)} sets of {self.sets.shape[1]}"
+        return f"PublicData({self.name!r}, {_described(self.inputs, self.num_classes)}{sets})"
 
 
 class PrivateData:
-    """Labelled images that are protected: readable through a sampler that writes to a ledger, and no other way.
+    """Examples that are protected: readable through a sampler that writes to a ledger, and no other way.
 
     There is no item access, no iteration, no attribute that returns examples, and no pickling: worker processes load
     the data set by its name or path. (Python cannot keep anyone out who means to get in. It keeps out mistakes.)
 
     Attributes:
         name: what messages call it.
-        num_classes: the number of classes, a public constant.
+        num_classes: the number of classes, a public constant; None where targets are numbers.
 
     Raises:
         InvalidValue: as for :class:`PublicData`.
     """
 
-    __slots__ = ("__fingerprint", "__images", "__labels", "name", "num_classes")
+    __slots__ = ("__fingerprint", "__inputs", "__targets", "name", "num_classes")
 
     def __init__(
-        self, *, name: str, images: Tensor | np.ndarray, labels: Tensor | np.ndarray, num_classes: int
+        self,
+        *,
+        name: str,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray,
+        num_classes: int | None = None,
     ) -> None:
         self.name = name
-        self.__images, self.__labels, self.num_classes = _checked(name, images, labels, num_classes)
+        self.__inputs, self.__targets, self.num_classes = _checked(name, inputs, targets, num_classes)
         self.__fingerprint: str | None = None
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return _shape(self.__images)
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) or (d,)."""
+        return tuple(self.__inputs.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model returns for an example: one a class, or one."""
+        return self.num_classes or 1
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the content. For lineage only: it identifies the data exactly, so do not publish it."""
         if self.__fingerprint is None:
-            digest = hashlib.sha256(repr((tuple(self.__images.shape), self.num_classes)).encode())
-            digest.update(self.__images.contiguous().numpy().data)
-            digest.update(self.__labels.contiguous().numpy().data)
+            digest = hashlib.sha256(repr((tuple(self.__inputs.shape), self.num_classes)).encode())
+            digest.update(self.__inputs.contiguous().numpy().data)
+            digest.update(self.__targets.contiguous().numpy().data)
             self.__fingerprint = digest.hexdigest()
         return self.__fingerprint
 
@@ -142,16 +171,16 @@ class PrivateData:
             raise LedgerRefusal(f"Phase {phase.name!r} with these parameters is not in the plan of {ledger.path}.")
         ledger.record(phase.name, step)
         indices = torch.from_numpy(poisson_sample(key, phase, step))
-        return Batch(self.__images[indices], self.__labels[indices], indices)
+        return Batch(self.__inputs[indices], self.__targets[indices], indices)
 
     def shared_with(self, public: PublicData) -> list[int]:
-        """Positions in ``public`` of images that are also private ones, by content.
+        """Positions in ``public`` of inputs that are also private ones, by content, whatever their targets.
 
         For refusing such a public set before anything runs: curvature or weights that were computed from it would
         carry private examples past the ledger.
         """
-        own = {hashlib.sha256(image.tobytes()).digest() for image in self.__images.numpy()}
-        theirs = (hashlib.sha256(image.tobytes()).digest() for image in public.images.contiguous().numpy())
+        own = {hashlib.sha256(one.tobytes()).digest() for one in self.__inputs.numpy()}
+        theirs = (hashlib.sha256(one.tobytes()).digest() for one in public.inputs.contiguous().numpy())
         return [position for position, digest in enumerate(theirs) if digest in own]
 
     def non_private(self, reason: str) -> PublicData:
@@ -164,16 +193,16 @@ class PrivateData:
         _log.warning("NON-PRIVATE access to all %d examples of %r: %s", len(self), self.name, reason)
         return PublicData(
             name=f"{self.name} (non-private access)",
-            images=self.__images,
-            labels=self.__labels,
+            inputs=self.__inputs,
+            targets=self.__targets,
             num_classes=self.num_classes,
         )
 
     def __len__(self) -> int:
-        return len(self.__labels)
+        return len(self.__targets)
 
     def __repr__(self) -> str:
-        return f"PrivateData({self.name!r}, {len(self)} images of {self.input_shape}, {self.num_classes} classes)"
+        return f"PrivateData({self.name!r}, {_described(self.__inputs, self.num_classes)})"
 
     def __getitem__(self, index: object) -> NoReturn:
         raise PrivateAccess(self.name, "Item access")
@@ -188,7 +217,7 @@ class PrivateData:
         raise PrivateAccess(self.name, "Conversion to an array")
 
     def __getattr__(self, attribute: str) -> NoReturn:
-        if attribute in ("images", "labels", "data", "targets"):
+        if attribute in ("inputs", "targets", "images", "labels", "data"):
             raise PrivateAccess(self.name, f"Attribute {attribute!r}")
         raise AttributeError(f"PrivateData has no attribute {attribute!r}")
 
@@ -199,37 +228,79 @@ class PrivateData:
         )
 
 
-def _shape(images: Tensor) -> tuple[int, int, int]:
-    channels, height, width = images.shape[1:]
-    return channels, height, width
+_INPUTS = {torch.uint8: (4, "images"), torch.float32: (2, "rows of features")}
+_TARGETS = (torch.int64, torch.float32)
+
+
+def _described(inputs: Tensor, num_classes: int | None) -> str:
+    kind = _INPUTS[inputs.dtype][1]
+    targets = "numbers as targets" if num_classes is None else f"{num_classes} classes"
+    return f"{len(inputs)} {kind} of {tuple(inputs.shape[1:])}, {targets}"
+
+
+def _tensor(array: Tensor | np.ndarray) -> Tensor:
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
 def _checked(
-    name: str, images: Tensor | np.ndarray, labels: Tensor | np.ndarray, num_classes: int
-) -> tuple[Tensor, Tensor, int]:
-    num_classes = _validate.integer(f"{name}.num_classes", num_classes, low=1)
-    images, labels = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (images, labels))
-    for field, tensor, dtype, rank in (("images", images, torch.uint8, 4), ("labels", labels, torch.int64, 1)):
-        if tensor.dtype != dtype or tensor.dim() != rank:
-            raise InvalidValue(
-                f"{name}.{field}",
-                f"{tensor.dtype} of shape {tuple(tensor.shape)}",
-                f"must be {dtype} of {rank} dimensions",
-                "Images are uint8 (N, C, H, W), labels int64 (N,).",
-            )
-    if len(images) != len(labels) or not len(labels) or 0 in images.shape:
+    name: str, inputs: Tensor | np.ndarray, targets: Tensor | np.ndarray, num_classes: int | None
+) -> tuple[Tensor, Tensor, int | None]:
+    inputs, targets = _tensor(inputs), _tensor(targets)
+    if inputs.dtype not in _INPUTS or inputs.dim() != _INPUTS[inputs.dtype][0]:
         raise InvalidValue(
-            f"{name}.images",
-            tuple(images.shape),
-            f"must hold one image for each of {len(labels)} >= 1 labels",
+            f"{name}.inputs",
+            f"{inputs.dtype} of shape {tuple(inputs.shape)}",
+            "must be uint8 of 4 dimensions or float32 of 2 dimensions",
+            "Images are uint8 (N, C, H, W), features float32 (N, d).",
+        )
+    if targets.dtype not in _TARGETS or targets.dim() != 1:
+        raise InvalidValue(
+            f"{name}.targets",
+            f"{targets.dtype} of shape {tuple(targets.shape)}",
+            "must be int64 or float32 of 1 dimension",
+            "Classes are int64 (N,), numbers float32 (N,).",
+        )
+    if len(inputs) != len(targets) or not len(targets) or 0 in inputs.shape:
+        raise InvalidValue(
+            f"{name}.inputs",
+            tuple(inputs.shape),
+            f"must hold one input for each of {len(targets)} >= 1 targets",
             "Check it.",
         )
-    low, high = int(labels.min()), int(labels.max())
+    for field, tensor in (("inputs", inputs), ("targets", targets)):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InvalidValue(f"{name}.{field}", "NaN or infinite", "must be finite", "Clean the data.")
+    if targets.is_floating_point():
+        if num_classes is not None:
+            raise InvalidValue(
+                f"{name}.num_classes", num_classes, "has no meaning for targets that are numbers", "Leave it out."
+            )
+        return inputs, targets, None
+    num_classes = _validate.integer(f"{name}.num_classes", num_classes, low=1)
+    low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= num_classes:
         raise InvalidValue(
-            f"{name}.labels",
+            f"{name}.targets",
             low if low < 0 else high,
             f"must lie in [0, {num_classes})",
             "Number the classes from 0, or state the number of classes.",
         )
-    return images, labels, num_classes
+    return inputs, targets, num_classes
+
+
+def _checked_sets(name: str, sets: Tensor, examples: int) -> Tensor:
+    if sets.dtype != torch.int64 or sets.dim() != 2 or 0 in sets.shape:
+        raise InvalidValue(
+            f"{name}.sets", f"{sets.dtype} of shape {tuple(sets.shape)}", "must be int64 (M, n)", "Give positions."
+        )
+    if int(sets.min()) < 0 or int(sets.max()) >= examples:
+        raise InvalidValue(
+            f"{name}.sets", int(sets.max()), f"must be positions of the {examples} examples", "Check them."
+        )
+    return sets
+
+
+def _checked_truth(name: str, truth: Tensor) -> Tensor:
+    if truth.dtype != torch.float32 or not bool(torch.isfinite(truth).all()):
+        raise InvalidValue(f"{name}.truth", str(truth.dtype), "must be finite float32", "Check it.")
+    return truth

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from raydp import _validate
 from raydp.methods.ada_dps import AdaDps
-from raydp.methods.base import GradientHyperparameters, Method, Policy, PublicExamples, Setting
+from raydp.methods.base import GradientHyperparameters, Hyperparameters, Method, Policy, PublicExamples, Setting
 from raydp.methods.dp_ngd import DpNgd
 from raydp.methods.dp_sgd import DpSgd
 from raydp.methods.dp_sgd_pt import DpSgdPt
@@ -54,4 +54,13 @@ def method(name: str) -> Method:
     return METHODS[_validate.one_of("method", name, METHODS)]
 
 
-__all__ = ["METHODS", "GradientHyperparameters", "Method", "Policy", "PublicExamples", "Setting", "method"]
+__all__ = [
+    "METHODS",
+    "GradientHyperparameters",
+    "Hyperparameters",
+    "Method",
+    "Policy",
+    "PublicExamples",
+    "Setting",
+    "method",
+]

@@ -67,6 +67,7 @@ class AdaDps(Method):
     name = "ada_dps"
     summary = "per-example gradients are divided by each coordinate's public root mean square, then clipped and noised"
     hyperparameters = AdaDpsHyperparameters
+    tasks = ("classification",)  # labels are drawn from logits
 
     def uses_public(self, hyperparameters: AdaDpsHyperparameters) -> bool:
         return True

@@ -21,6 +21,7 @@ from raydp.errors import InvalidValue, UnknownName
 from raydp.geometry import Geometry
 from raydp.privacy.mechanism import PhaseSpec
 from raydp.privacy.plan import Plan
+from raydp.tasks import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "linear", "cosine")
@@ -35,7 +36,17 @@ def option(default: Scalar, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientHyperparameters:
+class Hyperparameters:
+    """What every method has."""
+
+    clip_norm: float = option(1.0, "C, one L2 norm over everything that is summed of an example")
+
+    def __post_init__(self) -> None:
+        _validate.positive("clip_norm", self.clip_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientHyperparameters(Hyperparameters):
     """Hyperparameters that every gradient method shares. Times are in epochs of floor(N/B) logical steps."""
 
     learning_rate: float = option(0.5, "step size; the update is the noisy sum divided by the expected batch size")
@@ -51,10 +62,10 @@ class GradientHyperparameters:
     augmentation_multiplicity: int = option(1, "K augmented copies whose gradients are averaged before clipping")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _validate.positive("learning_rate", self.learning_rate)
         _validate.integer("epochs", self.epochs, low=1)
         _validate.integer("batch_size", self.batch_size, low=1)
-        _validate.positive("clip_norm", self.clip_norm)
         _validate.one_of("optimizer", self.optimizer, OPTIMIZERS)
         _validate.between("momentum", self.momentum, 0, 1, high_open=True)
         _validate.between("weight_decay", self.weight_decay, 0, 1)
@@ -81,7 +92,7 @@ class GradientHyperparameters:
         return self.epochs * self.steps_per_epoch(population)
 
 
-def refuse_unused(hyperparameters: GradientHyperparameters, names: Sequence[str], *, because: str) -> None:
+def refuse_unused(hyperparameters: Hyperparameters, names: Sequence[str], *, because: str) -> None:
     """Refuse hyperparameters that were changed from their defaults but have no effect.
 
     Raises:
@@ -99,19 +110,21 @@ class PublicExamples:
     """Public examples as a method sees them.
 
     Attributes:
-        images: (n, C, H, W), float, normalised like the private ones.
-        labels: (n,), int64, of the public label set, which may differ from the private one.
-        num_classes: of the public label set.
+        inputs: (n, C, H, W) or (n, d), float, normalised like the private ones.
+        targets: (n,): classes of the public label set, which may differ from the private one, or numbers.
+        num_classes: of the public label set; None where targets are numbers.
+        sets: None, or (M, m), the positions of the examples of M public data sets.
     """
 
-    images: Tensor
-    labels: Tensor
-    num_classes: int
+    inputs: Tensor
+    targets: Tensor
+    num_classes: int | None = None
+    sets: Tensor | None = None
 
     def digest(self) -> str:
         """SHA-256 (hex) of the examples: what was computed from them depends on nothing else public."""
-        found = hashlib.sha256(repr((tuple(self.images.shape), self.num_classes)).encode())
-        for tensor in (self.images, self.labels):
+        found = hashlib.sha256(repr((tuple(self.inputs.shape), self.num_classes)).encode())
+        for tensor in (self.inputs, self.targets, *(() if self.sets is None else (self.sets,))):
             found.update(tensor.cpu().contiguous().numpy().data)
         return found.hexdigest()
 
@@ -126,14 +139,16 @@ class Setting:
             public data is post-processing.
         seed: drives public randomness only.
         public: public examples, or None where the search names none.
-        input_shape: (C, H, W) of the images, a public constant; None where there are none.
+        input_shape: (C, H, W) of the images or (d,) of the features, a public constant; None where there are none.
+        task: what the model is for: its loss.
     """
 
     plan: Plan
     model: nn.Module
     seed: int
     public: PublicExamples | None = None
-    input_shape: tuple[int, int, int] | None = None
+    input_shape: tuple[int, ...] | None = None
+    task: Task = TASKS["classification"]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -158,8 +173,8 @@ class Engine(Protocol):
 
     preferred_batch: int
 
-    def __call__(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """Tensors (n, …) for images (n, C, H, W) and labels (n,), n >= 0."""
+    def __call__(self, inputs: Tensor, targets: Tensor, /) -> list[Tensor]:
+        """Tensors (n, …) for normalised inputs (n, …) and targets (n,), n >= 0."""
         ...
 
 
@@ -197,13 +212,31 @@ class Policy(ABC):
 
 
 class Method(ABC):
-    """Phases + a geometry for each + what happens between them."""
+    """Phases + a geometry for each + what happens between them.
+
+    Attributes:
+        name, summary: for people.
+        hyperparameters: the dataclass of its hyperparameters. Where it is no :class:`GradientHyperparameters`, no phase
+            may train: there would be no learning rate.
+        tasks: names of the tasks that it can train; None for all.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    hyperparameters: ClassVar[type[GradientHyperparameters]]
+    hyperparameters: ClassVar[type[Hyperparameters]]
+    tasks: ClassVar[tuple[str, ...] | None] = None
 
-    def parse(self, config: Config) -> GradientHyperparameters:
+    def check_task(self, task: Task) -> None:
+        """Raises InvalidValue: the method is not for this task."""
+        if self.tasks is not None and task.name not in self.tasks:
+            raise InvalidValue(
+                "task",
+                task.name,
+                f"is none that {self.name} can train, which needs {' or '.join(self.tasks)}",
+                "Choose another method, or data of that task.",
+            )
+
+    def parse(self, config: Config) -> Hyperparameters:
         """Check a config against the method's hyperparameters and fill in the defaults.
 
         Raises:
@@ -241,7 +274,7 @@ class Method(ABC):
         return False
 
     def learning_rate(self, hyperparameters: Any, phase: str) -> float:
-        """The base learning rate of a phase, before the schedule."""
+        """The base learning rate of a phase that trains, before the schedule."""
         return float(hyperparameters.learning_rate)
 
     def lineage(self, hyperparameters: Any, phase: str) -> dict[str, Scalar]:

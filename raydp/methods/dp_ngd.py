@@ -356,6 +356,7 @@ class DpNgd(Method):
     name = "dp_ngd"
     summary = "natural gradient: per-example gradients are clipped and noised in the whitened space of a Fisher matrix"
     hyperparameters = DpNgdHyperparameters
+    tasks = ("classification",)  # labels are drawn from logits
 
     def phases(self, hyperparameters: DpNgdHyperparameters, *, population: int) -> tuple[PhaseSpec, ...]:
         (train,) = super().phases(hyperparameters, population=population)

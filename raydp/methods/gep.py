@@ -55,7 +55,7 @@ class GepPolicy(RefreshedPolicy):
         self._hyperparameters, self._setting = hyperparameters, setting
         public = require_public(setting, purpose="whose gradients span the subspace of gep")
         self._examples = FisherExamples.of(setting, public, hyperparameters.fisher_labels)
-        share_out(hyperparameters.subspace, setting.sizes, limit=len(public.labels))  # refused before any training
+        share_out(hyperparameters.subspace, setting.sizes, limit=len(public.targets))  # refused before any training
         self._pretraining = Pretraining(hyperparameters, setting)
 
     def prepare(self) -> None:
@@ -88,6 +88,7 @@ class Gep(Method):
         "a public subspace takes most of the signal in few coordinates; it and the residual are clipped and noised"
     )
     hyperparameters = GepHyperparameters
+    tasks = ("classification",)  # labels are drawn from logits
 
     def uses_public(self, hyperparameters: GepHyperparameters) -> bool:
         return True

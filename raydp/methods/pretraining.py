@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from raydp import _validate
 from raydp.errors import Diverged, InvalidValue
 from raydp.methods.base import GradientHyperparameters, PublicExamples, Setting, option, refuse_unused
 from raydp.methods.public import model_classes, public_generator, public_seed, require_public
+from raydp.tasks import Task
 
 HEADS = ("auto", "keep", "swap")
 OPTIMIZERS = ("sgd", "adam")
 _MOMENTUM = 0.9  # of sgd
-_ORDER, _HEAD = 2**31 + 1, 2**31 + 2  # addresses of public randomness; steps have the small ones
+_ORDER, _HEAD, _TASK = 2**31 + 1, 2**31 + 2, 2**31 + 3  # addresses of public randomness; steps have the small ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,11 @@ class Pretraining:
         if not hyperparameters.pretrains:
             return
         self._public = require_public(setting, purpose="on which the model is trained first")
-        classes = model_classes(setting, self._public.images)
+        self._swaps = False
+        if self._public.num_classes is None:  # nothing of the model depends on a number of classes
+            refuse_unused(hyperparameters, ("pretrain_head",), because="targets that are numbers")
+            return
+        classes = model_classes(setting, self._public.inputs)
         if hyperparameters.pretrain_head == "keep" and self._public.num_classes > classes:
             raise InvalidValue(
                 "pretrain_head",
@@ -93,15 +98,16 @@ class Pretraining:
             return
         model, seed = self._setting.model, self._setting.seed
         if not self._swaps:
-            _train(model, self._public, self._hyperparameters, seed)
+            _train(model, self._public, self._hyperparameters, self._setting.task, seed)
             return
-        owner, name, head = _head(model, model_classes(self._setting, self._public.images))
+        assert self._public.num_classes is not None
+        owner, name, head = _head(model, model_classes(self._setting, self._public.inputs))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(public_seed(seed, _HEAD))
             temporary = nn.Linear(head.in_features, self._public.num_classes, bias=head.bias is not None)
         setattr(owner, name, temporary.to(head.weight))
         try:
-            _train(model, self._public, self._hyperparameters, seed)
+            _train(model, self._public, self._hyperparameters, self._setting.task, seed)
         finally:
             setattr(owner, name, head)
 
@@ -121,7 +127,9 @@ def _head(model: nn.Module, classes: int) -> tuple[nn.Module, str, nn.Linear]:
     return model.get_submodule(owner), name, head
 
 
-def _train(model: nn.Module, public: PublicExamples, chosen: PretrainableHyperparameters, seed: int) -> None:
+def _train(
+    model: nn.Module, public: PublicExamples, chosen: PretrainableHyperparameters, task: Task, seed: int
+) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate = chosen.pretrain_learning_rate
     optimizer: torch.optim.Optimizer = (
@@ -129,12 +137,14 @@ def _train(model: nn.Module, public: PublicExamples, chosen: PretrainableHyperpa
         if chosen.pretrain_optimizer == "adam"
         else torch.optim.SGD(parameters, lr=rate, momentum=_MOMENTUM)
     )
-    generator = public_generator(seed, _ORDER)
+    generator, randomness = public_generator(seed, _ORDER), np.random.default_rng(public_seed(seed, _TASK))
     for _ in range(chosen.pretrain_epochs):
-        order: Tensor = torch.randperm(len(public.labels), generator=generator).to(public.labels.device)
+        order: Tensor = torch.randperm(len(public.targets), generator=generator).to(public.targets.device)
         for batch in order.split(chosen.pretrain_batch_size):
             optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(model(public.images[batch]), public.labels[batch]).backward()
+            inputs, targets = public.inputs[batch], public.targets[batch]
+            inputs, targets = task.examples(inputs, targets, task.draw(len(batch), inputs.shape[1:], randomness))
+            (task.loss(model(inputs), targets) / len(batch)).backward()
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):

@@ -40,7 +40,7 @@ def require_public(setting: Setting, *, purpose: str, alternative: str = "") -> 
         InvalidValue: there are none.
     """
     public = setting.public
-    if public is None or len(public.labels) == 0:
+    if public is None or len(public.targets) == 0:
         raise InvalidValue(
             "public",
             None if public is None else "0 examples",
@@ -68,17 +68,17 @@ class FisherExamples:
     def of(cls, setting: Setting, public: PublicExamples, fisher_labels: str) -> FisherExamples:
         """Raises InvalidValue: ``given`` labels that are no classes of the model."""
         if fisher_labels != "given":
-            return cls(images=public.images, fisher_labels=fisher_labels, labels=None)
-        classes = model_classes(setting, public.images)
-        if int(public.labels.max()) >= classes:
+            return cls(images=public.inputs, fisher_labels=fisher_labels, labels=None)
+        classes = model_classes(setting, public.inputs)
+        if int(public.targets.max()) >= classes:
             raise InvalidValue(
                 "fisher_labels",
                 "given",
                 f"needs public labels in [0, {classes}), the classes of the model, but they go up to "
-                f"{int(public.labels.max())}",
+                f"{int(public.targets.max())}",
                 "Use 'model', which draws labels from the model's own outputs, or 'random'.",
             )
-        return cls(images=public.images, fisher_labels=fisher_labels, labels=public.labels)
+        return cls(images=public.inputs, fisher_labels=fisher_labels, labels=public.targets)
 
 
 def model_classes(setting: Setting, images: Tensor) -> int:

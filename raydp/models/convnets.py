@@ -12,7 +12,7 @@ from torch import nn
 
 from raydp.errors import InvalidValue
 
-InputShape = tuple[int, int, int]
+InputShape = tuple[int, ...]
 
 
 def tanh_cnn(input_shape: InputShape, num_classes: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Models without convolutions. They take images (n, C, H, W) of any size and return logits (n, num_classes)."""
+"""Models without convolutions. They take inputs (n, …) of any shape and return (n, outputs)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import math
 from torch import nn
 
 
-def mlp(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     """One hidden layer of 64 units with tanh: 4,810 parameters for 8x8x1 and 10 classes."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 64), nn.Tanh(), nn.Linear(64, num_classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 64), nn.Tanh(), nn.Linear(64, outputs))
 
 
-def linear(input_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-    """Multinomial logistic regression: 650 parameters for 8x8x1 and 10 classes."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+def linear(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One linear map with a bias, such as multinomial logistic regression: 650 parameters for 8x8x1 and 10 classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs))
+
+
+def linear_map(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One linear map without a bias: f(x) = ωᵀx for one output, whose d parameters are ω."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs, bias=False))

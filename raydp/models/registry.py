@@ -12,15 +12,16 @@ from torch import nn
 from raydp import _validate
 from raydp.errors import InvalidValue
 from raydp.models.convnets import tanh_cnn, tanh_cnn_small
-from raydp.models.dense import linear, mlp
+from raydp.models.dense import linear, linear_map, mlp
 from raydp.models.resnets import resnet20, wrn_16_4
 from raydp.models.validation import validate_model
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    build: Callable[[tuple[int, int, int], int], nn.Module]
+    build: Callable[[tuple[int, ...], int], nn.Module]
     summary: str
+    features: bool = False  # takes rows of features too
 
 
 _MODELS = {
@@ -38,43 +39,51 @@ _MODELS = {
     "wrn_16_4": _Model(
         build=wrn_16_4, summary="Wide ResNet 16-4 with GroupNorm: 2,748,890 parameters for 32x32x3; images from 16x16"
     ),
-    "mlp": _Model(build=mlp, summary="one hidden layer of 64 tanh units; images of any size"),
-    "linear": _Model(build=linear, summary="multinomial logistic regression; images of any size"),
+    "mlp": _Model(build=mlp, summary="one hidden layer of 64 tanh units; any inputs", features=True),
+    "linear": _Model(build=linear, summary="one linear map with a bias; any inputs", features=True),
+    "linear_map": _Model(build=linear_map, summary="one linear map without a bias; any inputs", features=True),
 }
 
 MODELS: Mapping[str, str] = MappingProxyType({name: model.summary for name, model in _MODELS.items()})
 
 
-def build_model(name: str, *, input_shape: tuple[int, int, int], num_classes: int, seed: int) -> nn.Module:
+def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """A new model whose weights depend on ``seed`` alone; the global random state is left as it was.
 
     Args:
         name: one of :data:`MODELS`.
-        input_shape: (C, H, W) of an image.
-        num_classes: number of logits.
+        input_shape: (C, H, W) of an image, or (d,) of a row of features.
+        outputs: numbers that the model returns for an example, such as one logit a class.
         seed: >= 0; not secret, it has nothing to do with the noise.
 
     Returns:
-        A module from float images (n, C, H, W) to logits (n, num_classes), on the CPU, in training mode.
+        A module from float inputs (n, *input_shape) to (n, outputs), on the CPU, in training mode.
 
     Raises:
         UnknownName: there is no such model. InvalidValue: a size that the model cannot take.
     """
     _validate.one_of("model", name, _MODELS)
-    if len(input_shape) != 3:
-        raise InvalidValue("input_shape", input_shape, "must be (C, H, W)", "Give channels, height and width.")
-    channels, height, width = (_validate.integer("input_shape", size, low=1) for size in input_shape)
-    num_classes = _validate.integer("num_classes", num_classes, low=1)
+    if len(input_shape) not in (1, 3):
+        raise InvalidValue(
+            "input_shape", input_shape, "must be (C, H, W) or (d,)", "Give channels, height and width, or one size."
+        )
+    if len(input_shape) == 1 and not _MODELS[name].features:
+        usable = ", ".join(key for key, model in _MODELS.items() if model.features)
+        raise InvalidValue("model", name, "takes images, but the data are rows of features", f"Choose {usable}.")
+    shape = tuple(_validate.integer("input_shape", size, low=1) for size in input_shape)
+    outputs = _validate.integer("outputs", outputs, low=1)
     seed = _validate.integer("seed", seed, low=0, high=2**63 - 1)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-        model = _MODELS[name].build((channels, height, width), num_classes)
+        model = _MODELS[name].build(shape, outputs)
     validate_model(model)
     return model
 
 
-def default_model(input_shape: tuple[int, int, int]) -> str:
+def default_model(input_shape: tuple[int, ...]) -> str:
     """The model that a search takes when it names none: one that a few CPU cores train in minutes."""
+    if len(input_shape) == 1:
+        return "linear_map"
     side = min(input_shape[1:])
     if side < 16:
         return "mlp"

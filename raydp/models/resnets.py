@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from raydp.errors import InvalidValue
 
-InputShape = tuple[int, int, int]
+InputShape = tuple[int, ...]
 GROUPS = 16
 
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from raydp import _validate
+from raydp import _validate, tasks
 from raydp.errors import InvalidValue, UnknownName
 from raydp.methods import METHODS, Method, method
-from raydp.methods.base import Config, GradientHyperparameters, Scalar, coerce, hyperparameter_types
+from raydp.methods.base import Config, Hyperparameters, Scalar, coerce, hyperparameter_types
 from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
 from raydp.search.spaces import Space
+from raydp.tasks import Task
 
 if TYPE_CHECKING:
     from raydp.search.results import Result
@@ -61,11 +62,13 @@ class Search:
         method: one of :data:`raydp.methods.METHODS`. The space may propose ``method`` itself instead; hyperparameters
             that only some of the methods have are then left out for the others.
         data: a data set's name or a directory of Parquet files.
+        task: what the model is for, a name of :data:`raydp.tasks.TASKS`; None takes what the data set says.
         budget: what *every* trial spends, exactly.
         space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
         fixed: hyperparameters held constant.
         model: a model's name; None takes the default for the data's image size.
-        metric, mode: what is optimised, measured on the hold-out set; tuples for several objectives.
+        metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
+            objectives. Without a metric the task's first one; without a mode, whichever way is better.
         trials: how many trials are trained. Infeasible points cost nothing and do not count.
         seeds: runs of each trial (initial weights 0, 1, …); each is charged; the sampler sees the mean.
         sampler: ``tpe``, ``random``, ``gp`` or ``grid``.
@@ -97,8 +100,8 @@ class Search:
     space: Mapping[str, Any] | Callable[..., Any] | Space
     fixed: Mapping[str, Scalar] = field(default_factory=dict)
     model: str | None = None
-    metric: str | tuple[str, ...] = "accuracy"
-    mode: str | tuple[str, ...] = "max"
+    metric: str | tuple[str, ...] | None = None
+    mode: str | tuple[str, ...] | None = None
     trials: int = 20
     seeds: int = 1
     sampler: str = "tpe"
@@ -110,6 +113,7 @@ class Search:
     data_limit: int | None = None
     public: str | None = None
     public_limit: int | None = None
+    task: str | None = None
     reports: int = 5
     micro_batch: int = 1024
     resources: Resources = Resources()
@@ -158,12 +162,17 @@ class Search:
         check_sampler(space=self.point_space, sampler=self.sampler, warm_start=self.warm_start)
 
     def _check_objectives(self) -> None:
-        from raydp.training.evaluation import METRICS
-
+        known = self.target_task.metrics
+        if self.metric is None:
+            object.__setattr__(self, "metric", next(iter(known)))
+        for metric in self.metrics:
+            _validate.one_of(f"metric of the task {self.task_name}", metric, known)
+        if self.mode is None:
+            modes = tuple(known[metric] for metric in self.metrics)
+            object.__setattr__(self, "mode", modes[0] if isinstance(self.metric, str) else modes)
         if len(self.metrics) != len(self.modes):
             raise InvalidValue("mode", self.mode, f"must name one mode for each of {self.metrics}", "Write max or min.")
-        for metric, mode in zip(self.metrics, self.modes, strict=True):
-            _validate.one_of("metric", metric, METRICS)
+        for mode in self.modes:
             _validate.one_of("mode", mode, ("max", "min"))
 
     def _check_names(self) -> None:
@@ -192,12 +201,26 @@ class Search:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The objectives' metrics, always a tuple."""
+        assert self.metric is not None  # filled in at construction
         return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
 
     @property
     def modes(self) -> tuple[str, ...]:
         """The objectives' directions, always a tuple."""
+        assert self.mode is not None
         return (self.mode,) if isinstance(self.mode, str) else tuple(self.mode)
+
+    @property
+    def task_name(self) -> str:
+        """The task that was chosen, or the data set's."""
+        from raydp import data
+
+        return data.task_of(self.data) if self.task is None else self.task
+
+    @property
+    def target_task(self) -> Task:
+        """What the model is for."""
+        return tasks.task(self.task_name)
 
     @property
     def data_source(self) -> str:
@@ -217,7 +240,7 @@ class Search:
             return tuple(method(str(name)) for name in distribution.choices)  # type: ignore[attr-defined]
         return (method(str(self.point_space.constants.get("method", self.method))),)
 
-    def point(self, config: Mapping[str, Scalar]) -> tuple[Method, GradientHyperparameters, dict[str, Scalar]]:
+    def point(self, config: Mapping[str, Scalar]) -> tuple[Method, Hyperparameters, dict[str, Scalar]]:
         """The method of a proposed config, its parsed hyperparameters, and the config that they were parsed from."""
         chosen = method(str(config.get("method", self.method)))
         values = self._for_method(chosen, {**self.fixed, **config})

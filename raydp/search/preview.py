@@ -1,6 +1,6 @@
 """What a search would do, without training: noise, steps, epsilon, resources, time and memory.
 
-No private example is read: the time of a step is measured on random images of the data's shape.
+No private example is read: the time of a step is measured on random inputs of the data's shape.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from raydp import data, models
 from raydp.errors import Infeasible, InvalidValue
 from raydp.geometry import Identity
-from raydp.methods.base import GradientHyperparameters
+from raydp.methods.base import GradientHyperparameters, Hyperparameters
 from raydp.privacy import accountants
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
@@ -93,11 +94,11 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
     model = models.build_model(
         search.model_name(),
         input_shape=dataset.private.input_shape,
-        num_classes=dataset.private.num_classes,
+        outputs=dataset.private.outputs,
         seed=search.seed,
     )
     coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    examples_a_second = _speed(search, hyperparameters, model, dataset.private.input_shape)
+    examples_a_second = _speed(search, hyperparameters, model, dataset.private)
     batch = plan.phases[-1].batch_size
     seconds = plan.steps * batch / examples_a_second
     runs = search.trials * search.seeds
@@ -118,7 +119,7 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         "steps_a_run": plan.steps,
         "seconds_a_run": float(f"{seconds:.3g}"),
         "seconds_for_the_search": float(f"{seconds * runs / max(1, concurrent):.3g}"),
-        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random images, dense geometry",
+        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random inputs, dense geometry",
         "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,
         "runs": runs,
@@ -126,21 +127,27 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
 
 
 def _speed(
-    search: Search, hyperparameters: GradientHyperparameters, model: torch.nn.Module, shape: tuple[int, int, int]
+    search: Search, hyperparameters: Hyperparameters, model: torch.nn.Module, private: data.PrivateData
 ) -> float:
-    """Private examples a second of the clipped sum, measured on a micro-batch of random images."""
+    """Private examples a second of the clipped sum of gradients, measured on a micro-batch of random inputs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(search.resources.cpus_per_trial)
     try:
-        gradients = PerExampleGradients(model)
+        task = search.target_task
+        gradients = PerExampleGradients(model, task.loss)
         geometry = Identity(sizes=tuple(parameter.numel() for parameter in gradients.parameters))
-        multiplicity = hyperparameters.augmentation_multiplicity
+        multiplicity = 1
+        if isinstance(hyperparameters, GradientHyperparameters):
+            multiplicity = hyperparameters.augmentation_multiplicity
         size = max(1, min(search.micro_batch, gradients.preferred_batch) // multiplicity)
-        images, labels = torch.randn(size * multiplicity, *shape), torch.zeros(size * multiplicity, dtype=torch.long)
+        copies = size * multiplicity
+        kind = torch.float32 if private.num_classes is None else torch.long
+        inputs, targets = torch.randn(copies, *private.input_shape), torch.zeros(copies, dtype=kind)
+        draw = task.draw(copies, private.input_shape, np.random.default_rng(0))
 
         def once() -> float:
             begun = time.perf_counter()
-            parts = average_copies(gradients(images, labels), multiplicity)
+            parts = average_copies(gradients(*task.examples(inputs, targets, draw)), multiplicity)
             clipped_sum(geometry.project(parts), hyperparameters.clip_norm)
             return time.perf_counter() - begun
 

@@ -17,7 +17,9 @@ import ray
 from ray import tune
 from ray.tune.error import TuneError
 from ray.tune.search import Searcher
+from torch import nn
 
+from raydp.data import Dataset
 from raydp.errors import InvalidValue, RaydpError
 from raydp.search.definition import Search
 from raydp.search.display import Display
@@ -27,6 +29,7 @@ from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
 from raydp.search.session import Session, task_to_json
 from raydp.search.tracking import Tracker, check_uri
 from raydp.search.trainable import TrialProcess
+from raydp.training.run import held_out_of
 
 
 def run(
@@ -93,10 +96,11 @@ def check(search: Search) -> None:
     model = models.build_model(
         search.model_name(),
         input_shape=dataset.private.input_shape,
-        num_classes=dataset.private.num_classes,
+        outputs=dataset.private.outputs,
         seed=search.seed,
     )
     models.validate_model(model)
+    _check_task(search, dataset, model)
     wanting, refused, feasible = [], [], False
     for config in (*search.point_space.corners(), search.point_space.centre()):
         chosen, hyperparameters, _ = search.point(config)
@@ -119,6 +123,23 @@ def check(search: Search) -> None:
         )
     if search.public is not None:
         data.check_public(data.load_public(search.public, limit=search.public_limit), dataset.private)
+
+
+def _check_task(search: Search, dataset: Dataset, model: nn.Module) -> None:
+    """The task suits the data and the methods, and the objectives can be measured."""
+    chosen = search.target_task
+    chosen.check(dataset.name, input_shape=dataset.private.input_shape, num_classes=dataset.private.num_classes)
+    for candidate in search.methods:
+        candidate.check_task(chosen)
+    available = chosen.available(model, held_out_of(dataset))
+    for metric in search.metrics:
+        if metric not in available:
+            raise InvalidValue(
+                "metric",
+                metric,
+                f"cannot be measured of the model {search.model_name()!r} on {dataset.name!r}",
+                f"Choose one of {', '.join(available)}, or another model.",
+            )
 
 
 def stored_search(directory: RunDirectory) -> Search:

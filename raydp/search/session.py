@@ -25,7 +25,7 @@ from raydp.search.results import epsilon_spent_quick
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
 from raydp.search.tracking import Tracker
-from raydp.search.trainable import INTERRUPTED, Task
+from raydp.search.trainable import INTERRUPTED, Assignment
 
 MAX_INFEASIBLE_IN_A_ROW = 100
 
@@ -93,7 +93,7 @@ class Session:
 
     # What Tune asks and tells.
 
-    def next_task(self) -> Task | None:
+    def next_task(self) -> Assignment | None:
         """The next trial to train: an unfinished one that nobody is at, else a new proposal.
 
         None when there is nothing to hand out, which is for good only if :attr:`waiting` is False.
@@ -237,10 +237,10 @@ class Session:
         self._tracker.trial_proposed(record)
         return record
 
-    def _task(self, record: TrialRecord) -> Task:
+    def _task(self, record: TrialRecord) -> Assignment:
         search, resources = self.search, self.search.resources
         chosen, _, values = search.point(record.config)
-        return Task(
+        return Assignment(
             directory=str(self.directory.path),
             key=record.key,
             plan="" if record.plan is None else record.plan.digest,
@@ -249,6 +249,7 @@ class Session:
             seeds=tuple(search.seed + position for position in range(search.seeds)),
             data=search.data_source,
             data_limit=search.data_limit,
+            task=search.task_name,
             public=search.public_source,
             public_limit=search.public_limit,
             model=search.model_name(),
@@ -327,6 +328,6 @@ class Session:
         return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def task_to_json(task: Task) -> str:
+def task_to_json(task: Assignment) -> str:
     """The task as Tune's config carries it."""
     return json.dumps(asdict(task))

@@ -25,7 +25,7 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Assignment:
     """Everything that a process needs to run a trial; it travels through Ray, so it holds no secret.
 
     Attributes:
@@ -44,6 +44,7 @@ class Task:
     seeds: tuple[int, ...]
     data: str
     data_limit: int | None
+    task: str
     public: str | None
     public_limit: int | None
     model: str
@@ -55,7 +56,7 @@ class Task:
     device: str
 
 
-def outcomes(task: Task) -> Iterator[dict[str, Any]]:
+def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
     """Run the trial, yielding what becomes visible: progress, and at the end ``state``, ``reason`` and ``metrics``.
 
     The state at the end is one of the journal's, or :data:`INTERRUPTED`.
@@ -67,43 +68,44 @@ def outcomes(task: Task) -> Iterator[dict[str, Any]]:
     from raydp.search.run_directory import RunDirectory
     from raydp.training.run import RunSpec, execute
 
-    directory = RunDirectory.open(task.directory)
-    plan = directory.plan(task.key)
+    directory = RunDirectory.open(assignment.directory)
+    plan = directory.plan(assignment.key)
     if plan is None:
-        raise RaydpError(f"trial {task.key} in {directory.path} has no plan, and only a plan trains.")
-    if plan.digest != task.plan:
+        raise RaydpError(f"trial {assignment.key} in {directory.path} has no plan, and only a plan trains.")
+    if plan.digest != assignment.plan:
         raise RaydpError(
-            f"plan.json of trial {task.key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
-            f"{task.plan[:12]}: it was exchanged. Restore it from a copy."
+            f"plan.json of trial {assignment.key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
+            f"{assignment.plan[:12]}: it was exchanged. Restore it from a copy."
         )
     results: dict[str, list[float]] = {}
     state, reason = "complete", None
     begun = time.monotonic()
-    for position, seed in enumerate(task.seeds):
+    for position, seed in enumerate(assignment.seeds):
         spec = RunSpec(
-            directory=directory.run_path(task.key, position),
-            key_file=directory.secrets / f"{task.key}-{position}.key",
-            method=task.method,
-            config=task.config,
+            directory=directory.run_path(assignment.key, position),
+            key_file=directory.secrets / f"{assignment.key}-{position}.key",
+            method=assignment.method,
+            config=assignment.config,
             plan=plan,
-            data=task.data,
-            data_limit=task.data_limit,
-            public=task.public,
-            public_limit=task.public_limit,
-            model=task.model,
+            data=assignment.data,
+            data_limit=assignment.data_limit,
+            task=assignment.task,
+            public=assignment.public,
+            public_limit=assignment.public_limit,
+            model=assignment.model,
             seed=seed,
-            pairing_file=directory.secrets / "pairing.key" if task.paired else None,
-            insecure_seed=task.insecure_seed,
-            reports=task.reports,
-            micro_batch=task.micro_batch,
-            device=task.device,
+            pairing_file=directory.secrets / "pairing.key" if assignment.paired else None,
+            insecure_seed=assignment.insecure_seed,
+            reports=assignment.reports,
+            micro_batch=assignment.micro_batch,
+            device=assignment.device,
         )
         try:
             for report in execute(spec):
                 yield {
                     "done": False,
                     "seed": position,
-                    "fraction": (position + report.step / report.steps) / len(task.seeds),
+                    "fraction": (position + report.step / report.steps) / len(assignment.seeds),
                     "step": report.step,
                     "metrics": {**report.metrics, **report.diagnostics},
                 }
@@ -140,13 +142,13 @@ def _keep_traceback(directory: Path) -> None:
 
 
 def _guarded(text: str) -> Iterator[dict[str, Any]]:
-    """:func:`outcomes` of the task in ``text``; what goes wrong before its first run is an outcome too."""
+    """:func:`outcomes` of the assignment in ``text``; what goes wrong before its first run is an outcome too."""
     import torch
 
     try:
-        task = Task(**json.loads(text))
-        torch.set_num_threads(task.threads)
-        yield from outcomes(task)
+        assignment = Assignment(**json.loads(text))
+        torch.set_num_threads(assignment.threads)
+        yield from outcomes(assignment)
     except Exception as error:  # noqa: BLE001 - said as the trial's reason; a dead process could not say it
         reason = f"{type(error).__name__}: {error}"
         yield {"done": True, "state": "failed", "reason": reason, "metrics": {}, "seconds": None}

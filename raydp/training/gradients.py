@@ -18,15 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydp.geometry.capture import LossFunction, capture, gradients_of_calls, layers_of, vmapped_gradients
+from raydp.tasks import cross_entropy_sum
 
 # Per-example gradients held at once run fastest when they stay near the processor's caches: 16 MiB of float32.
 _PREFERRED_FLOATS = 2**22
 _SMALLEST_BATCH = 32  # below it, the calls cost more than the arithmetic
-
-
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum (not mean) of the examples' cross-entropies, so that each example's gradient is in per-example units."""
-    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[Tensor, Tensor]:
@@ -76,7 +72,7 @@ class PerExampleGradients:
 
     Args:
         model: a model in which no layer mixes examples (see :func:`raydp.models.validate_model`).
-        loss: maps logits (n, …) and labels (n, …) to the *sum* of the examples' losses.
+        loss: maps outputs (n, …) and targets (n, …) to the *sum* of the examples' losses; that of a task.
 
     Attributes:
         engine: ``captured`` or ``vmap``.
@@ -95,30 +91,30 @@ class PerExampleGradients:
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
         self.engine = "vmap" if None in self._formulas.values() else "captured"
 
-    def __call__(self, images: Tensor, labels: Tensor) -> list[Tensor]:
+    def __call__(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Gradients of n examples.
 
         Args:
-            images: (n, C, H, W), n >= 0.
-            labels: (n,).
+            inputs: (n, …), n >= 0.
+            targets: (n, …).
 
         Returns:
             One tensor (n, *parameter.shape) for each trainable parameter, in ``named_parameters`` order.
         """
-        if len(images) == 0:
+        if len(inputs) == 0:
             return [parameter.new_zeros((0, *parameter.shape)) for parameter in self.parameters]
-        return self._captured(images, labels) if self.engine == "captured" else self._vmapped(images, labels)
+        return self._captured(inputs, targets) if self.engine == "captured" else self._vmapped(inputs, targets)
 
-    def _captured(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        calls = capture(self.model, images, lambda logits: self.loss(logits, labels), self._layers)
+    def _captured(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), self._layers)
         gradients = gradients_of_calls(calls, self._formulas)
         return [
-            gradients[p] if p in gradients else p.new_zeros((len(images), *p.shape))  # the model did not use it
+            gradients[p] if p in gradients else p.new_zeros((len(inputs), *p.shape))  # the model did not use it
             for p in self.parameters
         ]
 
-    def _vmapped(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        return vmapped_gradients(self.model, self.loss, self.names, images, labels)
+    def _vmapped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+        return vmapped_gradients(self.model, self.loss, self.names, inputs, targets)
 
 
 def equal_parts(count: int, limit: int) -> list[slice]:

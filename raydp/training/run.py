@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from raydp import _validate, data, models
-from raydp.data import Dataset
-from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, draw
+from raydp.data import Batch, Dataset
+from raydp.data.augmentation import Augmentation, apply, draw
 from raydp.errors import Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
-from raydp.methods.base import Config, Engine, GradientHyperparameters, Policy
+from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
 from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
+from raydp.tasks import HeldOut, Task, task
 from raydp.training import checkpoint, replay
-from raydp.training.evaluation import evaluate
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
@@ -48,6 +48,7 @@ class RunSpec:
         method, config: which method, with which hyperparameters.
         plan: the certified plan. Every noise multiplier comes from here.
         data, data_limit: the data set by name or path, and how many private examples are used at most.
+        task: what the model is for; None for what the data set says.
         public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
         model: a model's name.
         seed: initial weights and public randomness. Never the noise.
@@ -65,6 +66,7 @@ class RunSpec:
     model: str
     seed: int
     data_limit: int | None = None
+    task: str | None = None
     public: str | None = None
     public_limit: int | None = None
     pairing_file: Path | None = None
@@ -145,24 +147,35 @@ class _Run:
         self.ledger = ledger
         self.seen = seen  # steps whose outcome has been reported
         self.method: Method = method(spec.method)
-        self.hyperparameters: GradientHyperparameters = self.method.parse(spec.config)
+        self.hyperparameters: Hyperparameters = self.method.parse(spec.config)
         self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit)
+        self.task: Task = task(spec.task or self.dataset.task)
         self._check_plan()
+        self._check_task()
         private = self.dataset.private
         self.model: nn.Module = models.build_model(
-            spec.model, input_shape=private.input_shape, num_classes=private.num_classes, seed=spec.seed
+            spec.model, input_shape=private.input_shape, outputs=private.outputs, seed=spec.seed
         ).to(spec.device)
         models.validate_model(self.model)
-        self.gradients = PerExampleGradients(self.model)
+        self.gradients = PerExampleGradients(self.model, self.task.loss)
         self.parameters = self.gradients.parameters
         self.public = self._public()
         setting = Setting(
-            plan=spec.plan, model=self.model, seed=spec.seed, public=self.public, input_shape=private.input_shape
+            plan=spec.plan,
+            model=self.model,
+            seed=spec.seed,
+            public=self.public,
+            input_shape=private.input_shape,
+            task=self.task,
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
-        self.augmentation = Augmentation(
-            kind=self.hyperparameters.augmentation, multiplicity=self.hyperparameters.augmentation_multiplicity
-        )
+        # How the weights move; None for a method whose phases only observe.
+        self.recipe = self.hyperparameters if isinstance(self.hyperparameters, GradientHyperparameters) else None
+        self.augmentation = Augmentation()
+        if self.recipe is not None:
+            self.augmentation = Augmentation(
+                kind=self.recipe.augmentation, multiplicity=self.recipe.augmentation_multiplicity
+            )
         self.geometry: Geometry | None = None  # of the last step that trained, and where that was
         self.geometry_at: tuple[str, int] | None = None
         self.optimizer: CoordinateOptimizer | None = None
@@ -180,7 +193,7 @@ class _Run:
         replay.check(state, seen=self.seen, data_mark=self.data_mark, conditions=self.conditions, where=spec.directory)
         if state is None:
             self.policy.prepare()
-        decay = self.hyperparameters.ema_decay
+        decay = 0.0 if self.recipe is None else self.recipe.ema_decay
         self.average = WeightAverage(self.parameters, decay) if decay else None  # starts from the prepared weights
         if state is not None:
             self._restore(state)
@@ -191,8 +204,18 @@ class _Run:
             return None
         public = data.load_public(self.spec.public, limit=self.spec.public_limit, seed=self.spec.seed)
         data.check_public(public, self.dataset.private)
-        images = self.dataset.normalization.apply(public.images).to(self.spec.device)
-        return PublicExamples(images=images, labels=public.labels.to(self.spec.device), num_classes=public.num_classes)
+        return PublicExamples(
+            inputs=self.dataset.normalization.apply(public.inputs).to(self.spec.device),
+            targets=public.targets.to(self.spec.device),
+            num_classes=public.num_classes,
+            sets=None if public.sets is None else public.sets.to(self.spec.device),
+        )
+
+    def _check_task(self) -> None:
+        """Method, data and task must suit each other."""
+        private = self.dataset.private
+        self.method.check_task(self.task)
+        self.task.check(self.dataset.name, input_shape=private.input_shape, num_classes=private.num_classes)
 
     def _check_plan(self) -> None:
         """The plan's sizes must be the data's: q = B/N is only true for this N."""
@@ -245,6 +268,7 @@ class _Run:
             "data": self.dataset.private.fingerprint,
             "model": spec.model,
             "seed": spec.seed,
+            "task": self.task.name,
             "steps": spec.plan.steps,
             "adjacency": spec.plan.budget.adjacency,
             # The public examples among them. Sums that differ in their last bits only must not have equal noise either.
@@ -296,10 +320,9 @@ class _Run:
     def _query(self, phase: Phase, step: int, geometry: Geometry, key: NoiseKey) -> list[Tensor]:
         """All of a step that touches private examples; what it returns is noised."""
         batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
-        copies = draw(self.augmentation, len(batch.labels), key.generator("augment", phase.name, step))
-        engine = self.policy.engine(phase.name) or self.gradients
+        engine = self.policy.engine(phase.name)
         return private_gradient(
-            self._micro_batches(engine, batch.images, batch.labels, copies),
+            self._gradients(batch, phase, step, key) if engine is None else self._vectors(engine, batch),
             geometry=geometry,
             phase=phase,
             step=step,
@@ -309,14 +332,15 @@ class _Run:
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
         """Move the weights along what a step released."""
+        assert self.recipe is not None  # only gradient methods train
         if self.optimizer is None or self.geometry is None or geometry.support is not self.geometry.support:
             # A new optimiser: momentum of another support would move coordinates that are frozen now. A geometry that
             # changes without its support (a new curvature) lifts into the same coordinates, so momentum goes on.
-            self.optimizer = self._new_optimizer(geometry)
+            self.optimizer = self._new_optimizer(self.recipe, geometry)
         self.geometry, self.geometry_at = geometry, (phase.name, step)
         updates = self._updates(self.step)
         rate = self.method.learning_rate(self.hyperparameters, phase.name)
-        rate *= learning_rate_factor(self.hyperparameters.schedule, updates, self._updates(self.spec.plan.steps))
+        rate *= learning_rate_factor(self.recipe.schedule, updates, self._updates(self.spec.plan.steps))
         self.optimizer.step(geometry.lift(released), rate)
         if self.average is not None:
             self.average.update(updates)
@@ -330,26 +354,41 @@ class _Run:
             steps -= inside
         return updates
 
-    def _new_optimizer(self, geometry: Geometry) -> CoordinateOptimizer:
+    def _new_optimizer(self, recipe: GradientHyperparameters, geometry: Geometry) -> CoordinateOptimizer:
         return CoordinateOptimizer(
             self.parameters,
             geometry.support,
-            kind=self.hyperparameters.optimizer,
-            momentum=self.hyperparameters.momentum,
-            weight_decay=self.hyperparameters.weight_decay,
+            kind=recipe.optimizer,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
         )
 
-    def _micro_batches(
-        self, engine: Engine, images: Tensor, labels: Tensor, copies: AugmentationDraw
-    ) -> Iterator[list[Tensor]]:
-        """Per-example vectors of the logical batch, a micro-batch at a time."""
-        multiplicity = self.augmentation.multiplicity
-        limit = max(1, min(self.spec.micro_batch, engine.preferred_batch) // multiplicity)
-        for part in equal_parts(len(labels), limit):
-            inputs = self.dataset.normalization.apply(images[part].to(self.spec.device))
-            inputs = apply(inputs, copies[part])
-            targets = labels[part].to(self.spec.device).repeat_interleave(multiplicity)
-            yield average_copies(engine(inputs, targets), multiplicity)
+    def _gradients(self, batch: Batch, phase: Phase, step: int, key: NoiseKey) -> Iterator[list[Tensor]]:
+        """Per-example gradients of the logical batch, a micro-batch at a time: of each example's augmented copies, as
+        the task randomises them, averaged."""
+        n, multiplicity = len(batch), self.augmentation.multiplicity
+        views = draw(self.augmentation, n, key.generator("augment", phase.name, step))
+        shape = self.dataset.private.input_shape
+        noise = self.task.draw(n * multiplicity, shape, key.generator("task", phase.name, step))
+        limit = max(1, min(self.spec.micro_batch, self.gradients.preferred_batch) // multiplicity)
+        for part in equal_parts(n, limit):
+            inputs, targets = self._placed(batch, part)
+            if len(shape) == 3:
+                inputs = apply(inputs, views[part])
+            copies = slice(part.start * multiplicity, part.stop * multiplicity)
+            targets = targets.repeat_interleave(multiplicity)
+            inputs, targets = self.task.examples(inputs, targets, None if noise is None else noise[copies])
+            yield average_copies(self.gradients(inputs, targets), multiplicity)
+
+    def _vectors(self, engine: Engine, batch: Batch) -> Iterator[list[Tensor]]:
+        """What an engine of the policy's own computes of the examples themselves, a micro-batch at a time."""
+        for part in equal_parts(len(batch), max(1, min(self.spec.micro_batch, engine.preferred_batch))):
+            yield engine(*self._placed(batch, part))
+
+    def _placed(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
+        """Normalised inputs and targets of a part of a batch, on the device."""
+        inputs = self.dataset.normalization.apply(batch.inputs[part].to(self.spec.device))
+        return inputs, batch.targets[part].to(self.spec.device)
 
     def _release(self) -> Report:
         """The release barrier: ledger, checkpoint, metrics, and only then the report."""
@@ -378,13 +417,14 @@ class _Run:
         return state
 
     def _evaluate(self) -> dict[str, float]:
+        held_out = held_out_of(self.dataset, seed=self.spec.seed)
         if self.average is None:
-            return evaluate(self.model, self.dataset.holdout, self.dataset.normalization)
+            return self.task.evaluate(self.model, held_out)
         current = [parameter.detach().clone() for parameter in self.parameters]
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.average.values, strict=True):
                 parameter.copy_(value)
-            metrics = evaluate(self.model, self.dataset.holdout, self.dataset.normalization)
+            metrics = self.task.evaluate(self.model, held_out)
             for parameter, value in zip(self.parameters, current, strict=True):
                 parameter.copy_(value)
         return metrics
@@ -410,11 +450,24 @@ class _Run:
         self.policy.load_state_dict(state["policy"])
         if self.average is not None:
             self.average.values = state["average"]
-        if state["optimizer"] is not None:
+        if state["optimizer"] is not None and self.recipe is not None:
             phase, step = state["geometry_at"]
             self.geometry, self.geometry_at = self.policy.geometry(phase, step), (phase, step)
-            self.optimizer = self._new_optimizer(self.geometry)
+            self.optimizer = self._new_optimizer(self.recipe, self.geometry)
             self.optimizer.load_state_dict(state["optimizer"])
+
+
+def held_out_of(dataset: Dataset, *, seed: int = 0) -> HeldOut:
+    """The data set's hold-out as a task measures on it; the set is public, or the metrics are stated as private."""
+    held = dataset.holdout
+    return HeldOut(
+        inputs=held.inputs,
+        targets=held.targets,
+        normalize=dataset.normalization.apply,
+        num_classes=held.num_classes,
+        truth=held.truth,
+        seed=seed,
+    )
 
 
 def _append_durably(path: Path, line: str) -> None:
@@ -429,4 +482,4 @@ def _append_durably(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
-__all__ = ["Report", "RunSpec", "execute"]
+__all__ = ["Report", "RunSpec", "execute", "held_out_of"]

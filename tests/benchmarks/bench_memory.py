@@ -28,7 +28,7 @@ def measure(model_name: str, batch: int, micro_batch: int) -> float:
     from raydp.training.step import private_gradient
 
     torch.set_num_threads(1)
-    gradients = PerExampleGradients(build_model(model_name, input_shape=(3, 32, 32), num_classes=10, seed=0))
+    gradients = PerExampleGradients(build_model(model_name, input_shape=(3, 32, 32), outputs=10, seed=0))
     geometry = Identity(sizes=tuple(parameter.numel() for parameter in gradients.parameters))
     spec = PhaseSpec(name="train", steps=1, batch_size=batch, population=50_000, clip_norm=1.0)
     phase = Phase(spec=spec, noise_multiplier=1.0)

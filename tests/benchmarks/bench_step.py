@@ -111,13 +111,13 @@ class Bench:
         phase = self.plan.phases[0]
         for step in range(phase.steps):
             indices = torch.from_numpy(poisson_sample(self.key, phase, step))
-            yield self.public.images[indices], self.public.labels[indices]
+            yield self.public.inputs[indices], self.public.targets[indices]
 
     def _model(self) -> torch.nn.Module:
         return models.build_model(
             self.model_name,
             input_shape=self.dataset.private.input_shape,
-            num_classes=self.dataset.private.num_classes,
+            outputs=self.dataset.private.outputs,
             seed=0,
         )
 

@@ -41,7 +41,7 @@ def timed(call: Callable[[], object], clock: Callable[[], float]) -> float:
 def measure(
     name: str, *, batch: int, blocks: int, clamped: float, clock: Callable[[], float]
 ) -> dict[str, float | str]:
-    model = build_model(name, input_shape=SHAPE, num_classes=CLASSES, seed=0)
+    model = build_model(name, input_shape=SHAPE, outputs=CLASSES, seed=0)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, *SHAPE, generator=generator)
     labels = torch.randint(CLASSES, (batch,), generator=generator)

@@ -20,7 +20,7 @@ def examples(dataset):
 
 
 def row_hashes(data):
-    return [hashlib.blake2b(image.numpy().tobytes()).digest() for image in data.images]
+    return [hashlib.blake2b(image.numpy().tobytes()).digest() for image in data.inputs]
 
 
 def write(path, count, *, seed=0, side=4, classes=3, names=None):
@@ -47,14 +47,14 @@ class TestBundled:
         private = examples(data)
         assert (len(data.private), len(data.holdout)) == (4000, 1000)
         assert data.private.input_shape == data.holdout.input_shape == (1, 28, 28)
-        assert private.labels.bincount().tolist() == [400] * 10
-        assert data.holdout.labels.bincount().tolist() == [100] * 10
+        assert private.targets.bincount().tolist() == [400] * 10
+        assert data.holdout.targets.bincount().tolist() == [100] * 10
         assert data.holdout_visibility == "public benchmark"
         assert data.normalization == Normalization(mean=(0.1307,), std=(0.3081,))
         # shuffled: any prefix is close to balanced, which `limit` relies on
-        assert min(private.labels[:500].bincount().tolist()) > 25
+        assert min(private.targets[:500].bincount().tolist()) > 25
         # the digits are MNIST's, whose constants they share
-        normalized = data.normalization.apply(private.images)
+        normalized = data.normalization.apply(private.inputs)
         assert normalized.dtype == torch.float32
         assert abs(normalized.mean()) < 0.02 and abs(normalized.std() - 1) < 0.02
         assert not set(row_hashes(private)) & set(row_hashes(data.holdout))
@@ -67,7 +67,7 @@ class TestBundled:
         mine = {
             (label, image.numpy().tobytes())
             for part in (examples(data), data.holdout)
-            for image, label in zip(part.images, part.labels.tolist(), strict=True)
+            for image, label in zip(part.inputs, part.targets.tolist(), strict=True)
         }
         assert mine == {
             (int(label), image.astype(np.uint8).tobytes()) for image, label in zip(images, labels, strict=True)
@@ -77,10 +77,10 @@ class TestBundled:
         data = load("digits")
         assert (len(data.private), len(data.holdout)) == (1437, 360)
         assert data.private.input_shape == (1, 8, 8)
-        assert set(data.holdout.labels.bincount().tolist()) <= {34, 35, 36, 37, 38}
+        assert set(data.holdout.targets.bincount().tolist()) <= {34, 35, 36, 37, 38}
         private = examples(data)
-        assert private.images.max() == 255
-        normalized = data.normalization.apply(private.images)
+        assert private.inputs.max() == 255
+        normalized = data.normalization.apply(private.inputs)
         assert abs(normalized.mean()) < 0.03 and abs(normalized.std() - 1) < 0.03
 
     def test_the_split_is_pinned(self):
@@ -90,7 +90,7 @@ class TestBundled:
 
     def test_a_limit_keeps_the_first_private_examples(self):
         whole, part = examples(load("digits")), load("digits", limit=100)
-        assert torch.equal(examples(part).images, whole.images[:100])
+        assert torch.equal(examples(part).inputs, whole.inputs[:100])
         assert len(part.holdout) == 360
         with pytest.raises(InvalidValue, match="limit = 1438: must not exceed the 1437 private examples"):
             load("digits", limit=1438)
@@ -171,7 +171,7 @@ class TestPaths:
         data = load(str(tmp_path / "d"))
         assert data.private.num_classes == data.holdout.num_classes == 4
         write(tmp_path / "d" / "test.parquet", 30, classes=5)
-        with pytest.raises(InvalidValue, match=r"hold-out\.labels = 4: must lie in \[0, 4\)"):
+        with pytest.raises(InvalidValue, match=r"hold-out\.targets = 4: must lie in \[0, 4\)"):
             load(str(tmp_path / "d"))
         write(tmp_path / "d" / "test.parquet", 30, names=["a", "b", "x"])
         with pytest.raises(InvalidValue, match=r"must name the classes of train\.parquet"):
@@ -207,6 +207,6 @@ def test_shared_benchmarks(name, private, holdout, shape, classes):
 @needs_shared
 def test_the_normalization_of_cifar10_is_its_own():
     data = load(str(SHARED / "cifar10"))
-    normalized = data.normalization.apply(examples(data).images)
+    normalized = data.normalization.apply(examples(data).inputs)
     assert normalized.mean(dim=(0, 2, 3)).abs().max() < 0.02
     assert (normalized.std(dim=(0, 2, 3)) - 1).abs().max() < 0.02

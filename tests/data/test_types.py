@@ -20,7 +20,7 @@ N = 200
 
 def arrays(count=N):
     images = np.arange(count * 8, dtype=np.int64).astype(np.uint8).reshape(count, 2, 2, 2)
-    return {"name": "toy", "images": images, "labels": np.arange(count) % 5, "num_classes": 5}
+    return {"name": "toy", "inputs": images, "targets": np.arange(count) % 5, "num_classes": 5}
 
 
 def make_plan(*, batch_size=10, steps=4, population=N):
@@ -46,16 +46,16 @@ class TestSample:
         private, phase = PrivateData(**arrays()), make_plan().phase("train")
         batch = private.sample(key=key, phase=phase, step=0, ledger=ledger)
         np.testing.assert_array_equal(batch.indices, poisson_sample(key, phase, 0))
-        np.testing.assert_array_equal(batch.images, arrays()["images"][batch.indices.numpy()])
-        np.testing.assert_array_equal(batch.labels, batch.indices % 5)
-        assert (batch.images.dtype, batch.labels.dtype, batch.indices.dtype) == (torch.uint8, torch.int64, torch.int64)
+        np.testing.assert_array_equal(batch.inputs, arrays()["inputs"][batch.indices.numpy()])
+        np.testing.assert_array_equal(batch.targets, batch.indices % 5)
+        assert (batch.inputs.dtype, batch.targets.dtype, batch.indices.dtype) == (torch.uint8, torch.int64, torch.int64)
         assert len(batch) == len(batch.indices)
         assert ledger.ledger.steps("train") == 1
 
     def test_a_replay_is_the_same_batch_and_counts_once(self, key, ledger):
         phase = make_plan().phase("train")
         first, second = (PrivateData(**arrays()).sample(key=key, phase=phase, step=0, ledger=ledger) for _ in range(2))
-        assert torch.equal(first.images, second.images)
+        assert torch.equal(first.inputs, second.inputs)
         assert ledger.ledger.steps("train") == 1
 
     def test_exactly_t_batches_and_no_data_is_read_when_the_ledger_refuses(self, key, ledger):
@@ -75,8 +75,8 @@ class TestSample:
                 private.sample(key=key, phase=plan.phase("train"), step=step, ledger=ledger) for step in range(50)
             ]
         empty = next(batch for batch in batches if len(batch) == 0)
-        assert empty.images.shape == (0, 2, 2, 2)
-        assert empty.images.dtype == torch.uint8
+        assert empty.inputs.shape == (0, 2, 2, 2)
+        assert empty.inputs.dtype == torch.uint8
         assert Ledger.read(tmp_path / "ledger.jsonl").steps("train") == 50
 
     def test_a_plan_for_other_data_is_refused(self, key, ledger):
@@ -102,6 +102,7 @@ class TestRefusals:
             lambda data: dict(data),
             lambda data: np.asarray(data),
             lambda data: next(iter(DataLoader(data))),
+            lambda data: data.inputs,
             lambda data: data.images,
             lambda data: data.labels,
             lambda data: data.data,
@@ -121,9 +122,18 @@ class TestRefusals:
     def test_nothing_public_returns_examples(self):
         private = PrivateData(**arrays())
         public = {name for name in dir(private) if not name.startswith("_")}
-        assert public == {"fingerprint", "input_shape", "name", "non_private", "num_classes", "sample", "shared_with"}
+        assert public == {
+            "fingerprint",
+            "input_shape",
+            "name",
+            "non_private",
+            "num_classes",
+            "outputs",
+            "sample",
+            "shared_with",
+        }
         assert not hasattr(private, "__dict__")
-        assert not hasattr(private, "images")
+        assert not hasattr(private, "inputs")
         assert repr(private) == "PrivateData('toy', 200 images of (2, 2, 2), 5 classes)"
 
     @pytest.mark.parametrize("action", [pickle.dumps, copy.copy, copy.deepcopy])
@@ -150,26 +160,68 @@ class TestNonPrivate:
 
 def test_fingerprints_follow_the_content():
     changed_image, changed_label, reshaped = arrays(), arrays(), arrays()
-    changed_image["images"][7, 1, 1, 1] += 1
-    changed_label["labels"] = (np.arange(N) + 1) % 5
-    reshaped["images"] = reshaped["images"].reshape(N, 1, 4, 2)
+    changed_image["inputs"][7, 1, 1, 1] += 1
+    changed_label["targets"] = (np.arange(N) + 1) % 5
+    reshaped["inputs"] = reshaped["inputs"].reshape(N, 1, 4, 2)
     prints = [PrivateData(**x).fingerprint for x in (arrays(), changed_image, changed_label, reshaped)]
     assert len(set(prints)) == 4
     assert prints[0] == PrivateData(**arrays()).fingerprint
     assert len(prints[0]) == 64
 
 
+def features(count=6):
+    inputs = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+    return {"name": "rows", "inputs": inputs, "targets": inputs.sum(axis=1)}
+
+
+class TestFeatures:
+    def test_rows_of_numbers_are_as_protected_as_images(self, key, tmp_path):
+        private, plan = PrivateData(**features()), make_plan(batch_size=3, population=6)
+        assert repr(private) == "PrivateData('rows', 6 rows of features of (3,), numbers as targets)"
+        assert (private.input_shape, private.num_classes, private.outputs) == ((3,), None, 1)
+        with LedgerWriter(tmp_path / "ledger.jsonl", plan) as ledger:
+            batch = private.sample(key=key, phase=plan.phase("train"), step=0, ledger=ledger)
+        assert (batch.inputs.dtype, batch.targets.dtype) == (torch.float32, torch.float32)
+        with pytest.raises(PrivateAccess):
+            private.targets  # noqa: B018
+
+    def test_shared_rows_are_found(self):
+        other = features()
+        other["inputs"] = np.concatenate([np.zeros((2, 3), np.float32), other["inputs"][[4]]])
+        other["targets"] = np.zeros(3, np.float32)
+        assert PrivateData(**features()).shared_with(PublicData(**other)) == [2]
+
+    def test_public_sets_are_positions(self):
+        assert PublicData(**features(), sets=np.array([[0, 1], [4, 5]])).sets.tolist() == [[0, 1], [4, 5]]
+        for sets in (np.array([[0, 6]]), np.array([0, 1]), np.array([[0.0, 1.0]]), np.zeros((0, 2), np.int64)):
+            with pytest.raises(InvalidValue, match=r"rows\.sets"):
+                PublicData(**features(), sets=sets)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"inputs": np.full((6, 3), np.nan, np.float32)}, r"rows\.inputs"),
+            ({"targets": np.full(6, np.inf, np.float32)}, r"rows\.targets"),
+            ({"num_classes": 2}, "no meaning"),
+            ({"targets": np.zeros(6, np.int64)}, r"rows\.num_classes"),
+        ],
+    )
+    def test_bad_rows(self, changes, message):
+        with pytest.raises(InvalidValue, match=message):
+            PublicData(**{**features(), **changes})
+
+
 @pytest.mark.parametrize("kind", [PublicData, PrivateData])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": np.zeros((N, 2, 2, 2), np.float32)}, r"toy\.images = 'torch.float32"),
-        ({"images": np.zeros((N, 2, 2), np.uint8)}, "4 dimensions"),
-        ({"labels": np.zeros(N, np.int32)}, r"toy\.labels = 'torch.int32"),
-        ({"labels": np.zeros(N - 1, np.int64)}, "one image for each of 199"),
-        ({"num_classes": 4}, r"toy\.labels = 4: must lie in \[0, 4\)"),
-        ({"labels": np.full(N, -1)}, r"toy\.labels = -1"),
-        ({"images": np.zeros((0, 2, 2, 2), np.uint8), "labels": np.zeros(0, np.int64)}, ">= 1 labels"),
+        ({"inputs": np.zeros((N, 2, 2, 2), np.float32)}, r"toy\.inputs = 'torch.float32"),
+        ({"inputs": np.zeros((N, 2, 2), np.uint8)}, "4 dimensions"),
+        ({"targets": np.zeros(N, np.int32)}, r"toy\.targets = 'torch.int32"),
+        ({"targets": np.zeros(N - 1, np.int64)}, "one input for each of 199"),
+        ({"num_classes": 4}, r"toy\.targets = 4: must lie in \[0, 4\)"),
+        ({"targets": np.full(N, -1)}, r"toy\.targets = -1"),
+        ({"inputs": np.zeros((0, 2, 2, 2), np.uint8), "targets": np.zeros(0, np.int64)}, ">= 1 targets"),
         ({"num_classes": 0}, r"toy\.num_classes"),
     ],
 )

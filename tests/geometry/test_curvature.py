@@ -14,7 +14,8 @@ from raydp.geometry.blocks import DiagonalBlock, LayerBlock, blocks_of
 from raydp.geometry.capture import Call, capture, layers_of
 from raydp.geometry.curvature import Curvature, DiagonalCurvature, LayerCurvature
 from raydp.geometry.kfac import eigendecompose, estimate_curvature, example_gradients, fisher_labels_for, pink_noise
-from raydp.training.gradients import PerExampleGradients, cross_entropy_sum
+from raydp.tasks import cross_entropy_sum
+from raydp.training.gradients import PerExampleGradients
 from tests.geometry.nets import curvature_of, dense, examples, small_net
 
 

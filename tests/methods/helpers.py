@@ -21,7 +21,7 @@ def public_examples(n: int = 40, *, classes: int = 10) -> PublicExamples:
     """Random images of 8×8, all classes in turn."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 1, 8, 8, generator=generator)
-    return PublicExamples(images=images, labels=torch.arange(n) % classes, num_classes=classes)
+    return PublicExamples(inputs=images, targets=torch.arange(n) % classes, num_classes=classes)
 
 
 def setting_of(
@@ -30,7 +30,7 @@ def setting_of(
     """The setting of a run on the digits."""
     return Setting(
         plan=hand_made_plan(name, config),
-        model=build_model(model, input_shape=(1, 8, 8), num_classes=10, seed=seed),
+        model=build_model(model, input_shape=(1, 8, 8), outputs=10, seed=seed),
         seed=seed,
         public=public,
         input_shape=(1, 8, 8),

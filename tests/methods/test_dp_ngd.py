@@ -32,8 +32,8 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digits' hold-out images as a public set: 360 images of 8×8, none of them private."""
     path = tmp_path_factory.mktemp("public") / "digits.parquet"
     holdout = data.load("digits").holdout
-    images = [image.tolist() for image in holdout.images.numpy()]
-    pq.write_table(pa.table({"image": images, "label": holdout.labels.numpy()}), path)
+    images = [image.tolist() for image in holdout.inputs.numpy()]
+    pq.write_table(pa.table({"image": images, "label": holdout.targets.numpy()}), path)
     return str(path)
 
 
@@ -50,14 +50,14 @@ def parse(config: dict[str, Any]) -> DpNgdHyperparameters:
 def public_examples(n: int = 40, *, classes: int = 10) -> PublicExamples:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 1, 8, 8, generator=generator)
-    return PublicExamples(images=images, labels=torch.arange(n) % classes, num_classes=classes)
+    return PublicExamples(inputs=images, targets=torch.arange(n) % classes, num_classes=classes)
 
 
 def policy(
     config: dict[str, Any], *, examples: PublicExamples | None, input_shape: tuple[int, int, int] | None = (1, 8, 8)
 ) -> DpNgdPolicy:
     chosen = method("dp_ngd")
-    model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0)
+    model = build_model("mlp", input_shape=(1, 8, 8), outputs=10, seed=0)
     setting = Setting(
         plan=hand_made_plan("dp_ngd", config), model=model, seed=0, public=examples, input_shape=input_shape
     )

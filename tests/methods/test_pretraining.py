@@ -36,7 +36,7 @@ def unchanged(before: list[Tensor], setting: Setting) -> list[bool]:
 
 def accuracy(model: nn.Module, public: PublicExamples) -> float:
     with torch.no_grad():
-        return float((model(public.images).argmax(dim=1) == public.labels).double().mean())
+        return float((model(public.inputs).argmax(dim=1) == public.targets).double().mean())
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("adam", 1e-2), ("sgd", 0.05)])

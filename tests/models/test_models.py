@@ -8,7 +8,7 @@ from torch import nn
 from raydp.errors import InvalidValue, UnknownName
 from raydp.models import MODELS, build_model, default_model, validate_model
 
-MINIMUM = {"resnet20": 16, "wrn_16_4": 16, "tanh_cnn": 16, "tanh_cnn_small": 8, "mlp": 1, "linear": 1}
+MINIMUM = {"resnet20": 16, "wrn_16_4": 16, "tanh_cnn": 16, "tanh_cnn_small": 8, "mlp": 1, "linear": 1, "linear_map": 1}
 
 
 def count(model):
@@ -26,18 +26,18 @@ def count(model):
     ],
 )
 def test_published_parameter_counts(name, input_shape, parameters):
-    assert count(build_model(name, input_shape=input_shape, num_classes=10, seed=0)) == parameters
+    assert count(build_model(name, input_shape=input_shape, outputs=10, seed=0)) == parameters
 
 
 def test_the_layers_of_the_published_networks():
-    small = build_model("tanh_cnn", input_shape=(1, 28, 28), num_classes=10, seed=0)
+    small = build_model("tanh_cnn", input_shape=(1, 28, 28), outputs=10, seed=0)
     assert [tuple(p.shape) for p in small.parameters() if p.dim() > 1] == [
         (16, 1, 8, 8),
         (32, 16, 4, 4),
         (32, 512),
         (10, 32),
     ]
-    large = build_model("tanh_cnn", input_shape=(3, 32, 32), num_classes=10, seed=0)
+    large = build_model("tanh_cnn", input_shape=(3, 32, 32), outputs=10, seed=0)
     assert [p.shape[0] for p in large.parameters() if p.dim() == 4] == [32, 32, 64, 64, 128, 128]
     assert [tuple(p.shape) for p in large.parameters() if p.dim() == 2] == [(128, 2048), (10, 128)]
 
@@ -54,9 +54,9 @@ def test_every_size_either_works_or_is_refused(name, channels, height, width, cl
     shape = (channels, height, width)
     if min(height, width) < MINIMUM[name]:
         with pytest.raises(InvalidValue, match=r"model = .* needs images of at least"):
-            build_model(name, input_shape=shape, num_classes=classes, seed=0)
+            build_model(name, input_shape=shape, outputs=classes, seed=0)
         return
-    model = build_model(name, input_shape=shape, num_classes=classes, seed=0)
+    model = build_model(name, input_shape=shape, outputs=classes, seed=0)
     assert model(torch.zeros(2, *shape)).shape == (2, classes)
     assert model(torch.zeros(0, *shape)).shape == (0, classes)
 
@@ -65,7 +65,7 @@ def test_every_size_either_works_or_is_refused(name, channels, height, width, cl
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_examples_do_not_mix_and_opacus_accepts_the_model(name):
     generator = torch.Generator().manual_seed(0)
-    model = build_model(name, input_shape=(3, 16, 16), num_classes=5, seed=0)
+    model = build_model(name, input_shape=(3, 16, 16), outputs=5, seed=0)
     images = torch.randn(4, 3, 16, 16, generator=generator)
     torch.testing.assert_close(model(images)[2:3], model(images[2:3]))
     labels = torch.tensor([0, 1, 2, 3])
@@ -84,7 +84,7 @@ def assert_per_example_gradients(model, inputs, labels):
 
 def test_weights_depend_on_the_seed_alone_and_the_global_state_is_untouched():
     def weights(seed):
-        model = build_model("tanh_cnn", input_shape=(1, 28, 28), num_classes=10, seed=seed)
+        model = build_model("tanh_cnn", input_shape=(1, 28, 28), outputs=10, seed=seed)
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
     torch.manual_seed(1)
@@ -102,15 +102,15 @@ def test_weights_depend_on_the_seed_alone_and_the_global_state_is_untouched():
 )
 def test_default_models_take_the_shape(shape, expected):
     assert default_model(shape) == expected
-    build_model(expected, input_shape=shape, num_classes=10, seed=0)
+    build_model(expected, input_shape=shape, outputs=10, seed=0)
 
 
 def test_bad_arguments():
     with pytest.raises(UnknownName, match="Did you mean tanh_cnn"):
-        build_model("tanh_cn", input_shape=(1, 28, 28), num_classes=10, seed=0)
-    for changes in ({"input_shape": (28, 28)}, {"input_shape": (0, 28, 28)}, {"num_classes": 0}, {"seed": -1}):
+        build_model("tanh_cn", input_shape=(1, 28, 28), outputs=10, seed=0)
+    for changes in ({"input_shape": (28, 28)}, {"input_shape": (0, 28, 28)}, {"outputs": 0}, {"seed": -1}):
         with pytest.raises(InvalidValue, match=next(iter(changes))):
-            build_model("mlp", **{"input_shape": (1, 28, 28), "num_classes": 10, "seed": 0, **changes})
+            build_model("mlp", **{"input_shape": (1, 28, 28), "outputs": 10, "seed": 0, **changes})
 
 
 class Shared(nn.Module):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.errors import InvalidValue
-from raydp.training.gradients import PerExampleGradients, average_copies, cross_entropy_sum, equal_parts
+from raydp.tasks import cross_entropy_sum
+from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 
 
 def looped(model: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:

@@ -44,9 +44,9 @@ def test_a_run_does_not_go_on_with_other_private_data(tmp_path: Path, monkeypatc
     def changed(name: str, *, limit: int | None = None) -> data.Dataset:
         dataset = original(name, limit=limit)
         every = dataset.private.non_private("a test changes one label")
-        labels = every.labels.clone()
+        labels = every.targets.clone()
         labels[0] = (labels[0] + 1) % every.num_classes
-        private = PrivateData(name=name, images=every.images, labels=labels, num_classes=every.num_classes)
+        private = PrivateData(name=name, inputs=every.inputs, targets=labels, num_classes=every.num_classes)
         return dataclasses.replace(dataset, private=private)
 
     steps = Ledger.read(spec.ledger_file).steps("train")
