@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from raydp.errors import InvalidValue, UnknownName
 
@@ -69,3 +71,29 @@ def one_of(field: str, value: object, known: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in known:
         raise UnknownName(field, str(value), known)
     return value
+
+
+def json_object(content: str | bytes) -> dict[str, Any]:
+    """The JSON object that a text holds. NaN, infinities and names that stand twice are refused.
+
+    Raises:
+        ValueError: it is none, whatever the text holds; also where :func:`json.loads` raises a RecursionError.
+    """
+    try:
+        record = json.loads(content, parse_constant=_no_constant, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")
+    return record
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return record

@@ -1,8 +1,9 @@
 """The ledger: an append-only record of the private queries that really ran.
 
-A ledger is a text file of JSON lines. The first line is the header, ``{"layout": 1, "plan": digest, "delta": …,
-"adjacency": …}``; each further line is one :class:`LedgerEntry`, a run of equal steps of one phase. It holds nothing
-secret and nothing about the data.
+A ledger is a text file of JSON lines. The first line is the header, ``{"layout": 2, "plan": digest, "delta": …,
+"adjacency": …}``; each further line is one :class:`LedgerEntry`, a run of equal steps of one phase. Every line has a
+``chain`` as well, a digest of itself and of the lines before it (:mod:`raydp.privacy.chain`), so that an edited, lost
+or moved line is noticed. It holds nothing secret and nothing about the data.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, LedgerRefusal, RaydpError
+from raydp.privacy import chain
 from raydp.privacy.budget import ADJACENCIES, Adjacency
 from raydp.privacy.mechanism import Mechanism, Phase
 from raydp.privacy.plan import Interval, Plan
 
-LAYOUT = 1
+LAYOUT = 2
+_START = chain.start("raydp ledger")
 _LOCK_SECONDS = 10.0
 
 
@@ -66,12 +68,15 @@ class Ledger:
         plan_digest: :attr:`raydp.privacy.plan.Plan.digest` of that plan.
         delta, adjacency: for which :meth:`epsilon` is stated.
         entries: in the order in which they ran; the steps of one phase are 0, 1, … without a gap.
+        head: ``chain`` of the last line of the file that it was read from, if it was: to tell whether that file is
+            still the same.
     """
 
     plan_digest: str
     delta: float
     adjacency: Adjacency
     entries: tuple[LedgerEntry, ...]
+    head: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delta", _validate.between("delta", self.delta, 0, 1, low_open=True, high_open=True))
@@ -175,7 +180,7 @@ class LedgerWriter:
         }
         with _explained(self.path):
             if not self.path.exists():
-                _create(self.path, _line(header))
+                _create(self.path, chain.link(header, _START)[0])
             # A file object, because it closes itself when a trial process forgets it; written through os.write.
             self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
         try:
@@ -189,6 +194,7 @@ class LedgerWriter:
         except BaseException:
             self._file.close()
             raise
+        self._head = existing.head or _START
         self._entries = list(existing.entries)
         self._counts = {phase.name: existing.steps(phase.name) for phase in plan.phases}
         self._pending: list[LedgerEntry] = []
@@ -245,7 +251,10 @@ class LedgerWriter:
         self._require_open()
         if not self._pending:
             return
-        lines = b"".join(_line(dataclasses.asdict(entry)) for entry in self._pending)
+        lines, head = b"", self._head
+        for entry in self._pending:
+            line, head = chain.link(dataclasses.asdict(entry), head)
+            lines += line
         with _explained(self.path):
             try:
                 _write(self._file.fileno(), lines)
@@ -253,7 +262,7 @@ class LedgerWriter:
             except OSError:
                 self._cut()
                 raise
-        self._size += len(lines)
+        self._size, self._head = self._size + len(lines), head
         self._entries += self._pending
         self._pending = []
 
@@ -324,10 +333,6 @@ def _expect_first_step(entry: LedgerEntry, count: int) -> None:
         )
 
 
-def _line(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
-
-
 def _parse(path: Path, content: bytes) -> Ledger:
     lines = content.split(b"\n")[:-1]  # what follows the last newline is torn
     if not lines:
@@ -335,17 +340,14 @@ def _parse(path: Path, content: bytes) -> Ledger:
             f"The ledger {path} has no header. A ledger is created with it, so the file was damaged later; "
             "what ran under it is unknown, so do not delete it and go on, but count its whole plan as spent."
         )
-    header = _decode(path, 1, lines[0], {"layout": int, "plan": str, "delta": float, "adjacency": str})
-    if header["layout"] != LAYOUT:
-        raise CorruptFile(
-            f"The ledger {path} has layout {header['layout']}, this raydp reads layout {LAYOUT}. "
-            "Read it with the version that wrote it."
-        )
+    _require_layout(path, lines[0])
+    fields = {"layout": int, "plan": str, "delta": float, "adjacency": str}
+    header, head = _decode(path, 1, lines[0], fields, _START)
     types: dict[str, type] = {field: object for field in LedgerEntry.__dataclass_fields__}
     entries: list[LedgerEntry] = []
     counts: dict[str, int] = {}
     for number, line in enumerate(lines[1:], start=2):
-        record = _decode(path, number, line, types)
+        record, head = _decode(path, number, line, types, head)
         try:
             entry = LedgerEntry(**record)
             _expect_first_step(entry, counts.get(entry.phase, 0))
@@ -355,23 +357,45 @@ def _parse(path: Path, content: bytes) -> Ledger:
         entries.append(entry)
     try:
         return Ledger(
-            plan_digest=header["plan"], delta=header["delta"], adjacency=header["adjacency"], entries=tuple(entries)
+            plan_digest=header["plan"],
+            delta=header["delta"],
+            adjacency=header["adjacency"],
+            entries=tuple(entries),
+            head=head,
         )
     except RaydpError as error:
         raise CorruptFile(f"Line 1 of the ledger {path} is damaged: {error}") from error
 
 
-def _decode(path: Path, number: int, line: bytes, types: Mapping[str, type]) -> dict[str, Any]:
+def _require_layout(path: Path, line: bytes) -> None:
+    """Before anything else is asked of the header: another layout is no damage."""
     try:
-        record = json.loads(line)
+        layout = _validate.json_object(line)["layout"]
+    except (ValueError, KeyError):
+        return  # damage, which is named where the line is decoded
+    if layout != LAYOUT:
+        raise CorruptFile(
+            f"The ledger {path} has layout {layout!r}, this raydp reads layout {LAYOUT}. "
+            "Read it with the version that wrote it."
+        )
+
+
+def _decode(
+    path: Path, number: int, line: bytes, types: Mapping[str, type], previous: str
+) -> tuple[dict[str, Any], str]:
+    """The record of a line, and the line's digest in the chain."""
+    try:
+        record, head = chain.follow(line, previous)
+    except chain.BrokenChain as error:
+        raise CorruptFile(f"Line {number} of the ledger {path} is not the one that was written: {error}.") from error
     except ValueError as error:
         raise CorruptFile(f"Line {number} of the ledger {path} is not JSON: {error}") from error
-    if not isinstance(record, dict) or set(record) != set(types):
+    if set(record) != set(types):
         raise CorruptFile(f"Line {number} of the ledger {path} must be a JSON object with {', '.join(types)}.")
     for key, kind in types.items():
         if not isinstance(record[key], kind):
             raise CorruptFile(f"Line {number} of the ledger {path}: {key} = {record[key]!r} has the wrong type.")
-    return record
+    return record, head
 
 
 def _create(path: Path, header: bytes) -> None:

@@ -9,8 +9,9 @@ event        fields
 proposed     ``key number config plan`` (``plan``: digest of trials/<key>/plan.json, or null)
 infeasible   ``key number config reason``
 started      ``key attempt``
-finished     ``key state reason metrics seconds epsilon measured_on`` (``metrics``: name -> one value a
-             seed; ``epsilon``: accountant -> interval of the costliest run, from its ledger)
+finished     ``key state reason metrics seconds epsilon measured_on heads`` (``metrics``: name -> one value a
+             seed; ``epsilon``: accountant -> interval of the costliest run, from its ledger; ``heads``: seed ->
+             chain digest of the last line of its ledger)
 ===========  ==========================================================================================
 
 Events of other names belong to whoever wrote them and are skipped, so that the journal can hold more.
@@ -56,6 +57,8 @@ class TrialRecord:
         seconds: wall-clock time of the trial, or None before it finished.
         epsilon: accountant -> bounds of epsilon of the trial's costliest run, from its ledger; empty if nothing ran.
         measured_on: what the metrics were measured on.
+        heads: seed, as text, -> chain digest of the last line of its ledger when the trial was finished; None for a
+            damaged ledger.
 
     Raises:
         InvalidValue, UnknownName: a field breaks its rule.
@@ -72,6 +75,7 @@ class TrialRecord:
     seconds: float | None = None
     epsilon: Mapping[str, Interval] = field(default_factory=dict)
     measured_on: str = NOT_STATED
+    heads: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _validate.name("key", self.key)
@@ -82,6 +86,7 @@ class TrialRecord:
         object.__setattr__(self, "metrics", values)
         object.__setattr__(self, "config", dict(self.config))
         object.__setattr__(self, "epsilon", dict(self.epsilon))
+        object.__setattr__(self, "heads", dict(self.heads))
 
     def __repr__(self) -> str:
         """One line, without the plan and the accountants' bounds, which are attributes."""
@@ -182,7 +187,13 @@ def _apply(
         attempt = _validate.integer("attempt", event.get("attempt", record.attempts + 1), low=1)
         # A trial that is started again after it had finished has no result any more, but its attempts count.
         records[record.key] = replace(
-            record, state="running", reason=None, attempts=max(attempt, record.attempts + 1), metrics={}, seconds=None
+            record,
+            state="running",
+            reason=None,
+            attempts=max(attempt, record.attempts + 1),
+            metrics={},
+            seconds=None,
+            heads={},
         )
     elif kind == "finished":
         record = records[event["key"]]
@@ -197,4 +208,5 @@ def _apply(
             seconds=finite(event.get("seconds")),
             epsilon=intervals,
             measured_on=event.get("measured_on") or record.measured_on,
+            heads=event.get("heads") or {},
         )

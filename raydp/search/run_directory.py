@@ -1,9 +1,9 @@
 """The run directory: everything that a search knows, in files whose loss or damage is noticed.
 
-Layout (version 1)::
+Layout (version 2)::
 
     raydp.json          layout version, id, definition of the search, software versions, time of creation
-    journal.jsonl       one event a line, fsynced: the truth about the trials (see raydp.search.records)
+    journal.jsonl       one event a line, fsynced and chained: the truth about the trials (see raydp.search.records)
     lock                held by the one driver that may write
     search.py           a copy of the search's file, if it came from one
     trials.parquet      one row a trial, derived from the journal (see raydp.search.results)
@@ -13,7 +13,8 @@ Layout (version 1)::
     tracking.json, mlflow.db, mlartifacts/   the tracker's (see raydp.search.tracking)
 
 Only ``journal.jsonl``, the plans and the ledgers are needed to resume and to verify; the rest is derived from them.
-A reader needs no lock and writes nothing.
+A reader needs no lock and writes nothing. The journal's first line continues the content of ``raydp.json``, and each
+line the one before it (:mod:`raydp.privacy.chain`), so an edited definition or journal is noticed.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from typing import Any
 
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
+from raydp.privacy import chain
+from raydp.privacy.ledger import Ledger
 from raydp.privacy.plan import Plan
 from raydp.search.records import TrialRecord, finite, fold
 
-LAYOUT = 1
+LAYOUT = 2
 DEFINITION, JOURNAL, LOCK, SOURCE = "raydp.json", "journal.jsonl", "lock", "search.py"
 _SOFTWARE = [
     "raydp-search",
@@ -135,9 +138,9 @@ class RunDirectory:
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
         try:
-            header = json.loads(text)
+            header = _validate.json_object(text)
             layout, definition, _ = header["layout"], header["definition"], header["id"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, KeyError) as error:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
         if layout != LAYOUT:
             raise CorruptFile(
@@ -235,12 +238,13 @@ class RunDirectory:
             raise InvalidValue("event", record.get("event"), "must be a string", "Name the event.")
         if isinstance(record.get("metrics"), Mapping):
             record["metrics"] = {name: [finite(v) for v in values] for name, values in record["metrics"].items()}
-        line = (_dumps(record) + "\n").encode()
+        _dumps(record)
         journal = self.path / JOURNAL
         with _storage_errors(journal):
             handle = os.open(journal, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 size = _cut_torn_line(handle)
+                line, _ = chain.link(record, self._head(handle, size))
                 try:
                     if os.write(handle, line) != len(line):
                         raise OSError(errno.ENOSPC, "the line was written in part only")
@@ -270,9 +274,39 @@ class RunDirectory:
         """All events of the journal. A torn last line (a crash in the middle of a write) is left out.
 
         Raises:
-            CorruptFile: any other line cannot be read; the line number is named.
+            CorruptFile: any other line cannot be read, or is not the one that was written there; its number is named.
         """
-        return read_json_lines(self.path / JOURNAL)
+        return [event for event, _ in self.chained_events()]
+
+    def chained_events(self) -> list[tuple[dict[str, Any], str]]:
+        """(event, digest of the chain up to it) of all events of the journal. Raises as :meth:`events`."""
+        found: list[tuple[dict[str, Any], str]] = []
+        head = self._start
+        for number, line in _lines(self.path / JOURNAL):
+            try:
+                event, head = chain.follow(line, head)
+            except chain.BrokenChain as error:
+                first = f" ({DEFINITION}, for the first line)" if number == 1 else ""
+                raise CorruptFile(
+                    f"{self.path / JOURNAL}, line {number} is not the one that was written{first}: {error}. "
+                    "Restore the directory."
+                ) from error
+            except ValueError as error:
+                raise _damaged(self.path / JOURNAL, number, line, error) from error
+            found.append((event, head))
+        return found
+
+    def heads(self, key: str) -> dict[str, str | None]:
+        """Seed (as text) -> head of the ledger of that run of the trial; None for a damaged ledger."""
+        found: dict[str, str | None] = {}
+        for seed, path in self.runs(key):
+            ledger = path / "ledger.jsonl"
+            if ledger.exists():
+                try:
+                    found[str(seed)] = Ledger.read(ledger).head
+                except CorruptFile:
+                    found[str(seed)] = None
+        return found
 
     def records(self) -> dict[str, TrialRecord]:
         """Trial key -> record, in the order of the trials' numbers.
@@ -286,11 +320,29 @@ class RunDirectory:
         """The plan in trials/<key>/plan.json, or None if there is no such file. Raises CorruptFile."""
         path = self.trial_directory(key) / "plan.json"
         try:
-            return Plan.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return Plan.from_json(_validate.json_object(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CorruptFile(f"{path} is damaged: {error}. Restore it from a copy.") from error
+
+    @property
+    def _start(self) -> str:
+        """What the first line of the journal continues."""
+        return chain.start(_dumps(self.header))
+
+    def _head(self, handle: int, size: int) -> str:
+        """The digest of the journal's last line."""
+        if size == 0:
+            return self._start
+        block = 4096
+        while b"\n" not in (tail := os.pread(handle, block, max(0, size - block))[:-1]) and block < size:
+            block *= 2
+        try:
+            return str(_validate.json_object(tail.rpartition(b"\n")[2])[chain.FIELD])
+        except (ValueError, KeyError) as error:
+            journal = self.path / JOURNAL
+            raise CorruptFile(f"{journal}: its last line is damaged ({error}). Restore the file.") from error
 
     def _plan_of(self, key: str, digest: str) -> Plan | None:
         if digest not in self._plans:
@@ -320,22 +372,23 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     Raises:
         CorruptFile: another line is not a JSON object; the line number (from 1) is named.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
     records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    for number, line in _lines(path):
         try:
-            record = json.loads(line)
+            records.append(_validate.json_object(line))
         except ValueError as error:
-            raise CorruptFile(
-                f"{path}, line {number} is damaged ({error}): {line[:80]!r}. Restore the file."
-            ) from error
-        if not isinstance(record, dict):
-            raise CorruptFile(f"{path}, line {number} is not a JSON object: {line[:80]!r}. Restore the file.")
-        records.append(record)
+            raise _damaged(path, number, line, error) from error
     return records
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line) of a file, without what follows its last line feed; none for a missing file."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from enumerate(path.read_bytes().split(b"\n")[:-1], start=1)
+
+
+def _damaged(path: Path, number: int, line: bytes, error: ValueError) -> CorruptFile:
+    return CorruptFile(f"{path}, line {number} is damaged ({error}): {line[:80]!r}. Restore the file.")
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ class Session:
         else:
             self._sampling.fail(number, reason)
         measured_on = self._measured_on()
-        epsilon = self._epsilon(key)
+        epsilon, heads = self._epsilon(key), self.directory.heads(key)
         self.directory.append(
             {
                 "event": "finished",
@@ -166,6 +166,7 @@ class Session:
                 "seconds": item["seconds"],
                 "epsilon": {name: interval.to_json() for name, interval in epsilon.items()},
                 "measured_on": measured_on,
+                "heads": heads,
             }
         )
         self._records[key] = replace(
@@ -176,6 +177,7 @@ class Session:
             seconds=item["seconds"],
             epsilon=epsilon,
             measured_on=measured_on,
+            heads=heads,
         )
         self._mechanisms += self._spent(key)
         self._finished_here += 1

@@ -19,7 +19,7 @@ from raydp.privacy import accountants
 from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
-from raydp.search.records import TrialRecord, fold
+from raydp.search.records import FINISHED, TrialRecord, fold
 from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
 from raydp.search.run_directory import RunDirectory, read_json_lines
 
@@ -57,7 +57,9 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
 
         * the upper bound by the search's accountant is above epsilon (by more than 1e-12 of it), or the *lower* bound
           by any accountant is: then the overspending is proven;
-        * its ledger is damaged, or is not what the plan allows (plan, delta, adjacency, sigma, q, C, steps);
+        * its ledger is damaged (also: a line was edited, lost or moved), is not the one with which its trial ended,
+          or is not what the plan allows (plan, delta, adjacency, sigma, q, C, steps);
+        * its config.json is not what the journal says was proposed;
         * its plan is missing, not the one in the journal, or of another budget than the search, or its certificate
           claims less than is proven;
         * its ledger holds fewer steps than the run reported, or less than the journal says that the trial spent, or
@@ -104,6 +106,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         found = [
             _known(record, run.key in digests) if readable else None,
             run.problem,
+            _sealed(record, run),
+            _exchanged(opened, record),
             plan_problems.get(run.key) or (None if plan else "there is no plan.json: nothing allowed this run"),
             _fits(run, plan),
             _overspent(epsilon, budget, accountant),
@@ -188,6 +192,34 @@ def _fits(run: ExecutedRun, plan: Plan | None) -> str | None:
     return None
 
 
+def _sealed(record: TrialRecord | None, run: ExecutedRun) -> str | None:
+    """Whether the ledger of a finished trial is the one with which it ended."""
+    if record is None or record.state not in FINISHED - {"infeasible"} or run.ledger is None:
+        return None
+    noted = record.heads.get(str(run.seed))
+    if noted == run.ledger.head:
+        return None
+    if noted is None:
+        return "the journal does not know a readable ledger of this run, and its trial is finished"
+    return "the ledger is not the one with which the trial ended: it was cut, went on, or was written anew"
+
+
+def _exchanged(opened: RunDirectory, record: TrialRecord | None) -> str | None:
+    """Whether config.json is another config than the one in the journal."""
+    if record is None:
+        return None
+    path = opened.trial_directory(record.key) / "config.json"
+    try:
+        config = _validate.json_object(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:  # a copy for readers; nothing depends on it
+        return None
+    except (OSError, ValueError) as error:
+        return f"config.json cannot be read: {error}"
+    if config == {**(opened.definition.get("fixed") or {}), **record.config}:
+        return None
+    return "config.json is not the config that the journal says was proposed: one of them was exchanged"
+
+
 def _overspent(epsilon: _Intervals, budget: Budget, accountant: str) -> str | None:
     limit = budget.epsilon * (1 + OVER)
     if epsilon and epsilon[accountant].upper > limit:
@@ -255,11 +287,16 @@ def _missing(
 ) -> list[dict[str, Any]]:
     """Entries for trials without any run, and for runs that a complete trial must have and has not."""
     ran = {(run.key, run.seed) for run in runs}
-    entries = []
+    entries: list[dict[str, Any]] = []
     for key, record in records.items():
-        if record.state == "complete":
-            missing = ["the trial is complete, and this run has no ledger"]
-            entries += [_entry(key, seed, record, missing, {}) for seed in range(seeds) if (key, seed) not in ran]
+        had = {int(seed) for seed in record.heads if seed.isdecimal()}
+        had |= set(range(seeds)) if record.state == "complete" else set()
+        lost = [seed for seed in sorted(had) if (key, seed) not in ran]
+        if lost:
+            none = not any(run.key == key for run in runs)
+            missing: list[str | None] = [f"the trial is {record.state}, and this run has no ledger"]
+            missing += [_told(record, [], accountant)] if none else []
+            entries += [_entry(key, seed, record, missing, {}) for seed in lost]
         elif not any(run.key == key for run in runs):
             entries.append(_entry(key, None, record, [plan_problems.get(key), _told(record, [], accountant)], {}))
     return entries

@@ -20,6 +20,12 @@ from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.plan import Interval, Plan
 
 
+def rechain(lines, start):
+    from tests.chains import rechain  # here: the programs below import this file by itself
+
+    return rechain(lines, start)
+
+
 def make_plan(*, warmup=5, sparse=7, sigma=1.25):
     """Two phases; the certificate is written by hand because the ledger never looks at it."""
     phases = tuple(
@@ -70,7 +76,8 @@ class TestWriting:
         plan = make_plan()
         write(path)
         header, line = [json.loads(line) for line in path.read_text().splitlines()]
-        assert header == {"layout": 1, "plan": plan.digest, "delta": 1e-5, "adjacency": "add_remove"}
+        assert len(header.pop("chain")) == 64 and line.pop("chain") == Ledger.read(path).head
+        assert header == {"layout": 2, "plan": plan.digest, "delta": 1e-5, "adjacency": "add_remove"}
         assert line == {
             "phase": "warmup",
             "first_step": 0,
@@ -291,7 +298,7 @@ class TestReading:
     @pytest.mark.parametrize(
         ("line", "old", "new"),
         [
-            (1, b'"layout": 1', b'"layout": 2'),
+            (1, b'"layout": 2', b'"layout": 3'),
             (1, b'"layout"', b'"format"'),
             (1, b"{", b"["),
             (1, b"1e-05", b"2.0"),
@@ -308,7 +315,8 @@ class TestReading:
             (3, b"warmup", b"warm/up"),
         ],
     )
-    def test_any_other_damage_is_named_by_its_line(self, path, line, old, new):
+    @pytest.mark.parametrize("forged", [False, True])
+    def test_any_other_damage_is_named_by_its_line(self, path, line, old, new, forged):
         with LedgerWriter(path, make_plan()) as writer:
             for step in range(5):
                 writer.record("warmup", step)
@@ -317,12 +325,37 @@ class TestReading:
         lines = path.read_bytes().splitlines(keepends=True)
         assert old in lines[line - 1]
         lines[line - 1] = lines[line - 1].replace(old, new)
-        path.write_bytes(b"".join(lines))
+        path.write_bytes(rechain(lines, ledger_module._START) if forged else b"".join(lines))
+        before = path.read_bytes()
         with pytest.raises(CorruptFile, match=f"Line {line} of|layout 2"):
             Ledger.read(path)
         with pytest.raises(CorruptFile):
             LedgerWriter(path, make_plan())
-        assert path.read_bytes() == b"".join(lines)
+        assert path.read_bytes() == before
+
+    def test_what_would_be_a_good_ledger_is_refused_when_it_is_not_the_one_that_was_written(self, path):
+        with LedgerWriter(path, make_plan(warmup=6)) as writer:
+            for step in range(6):
+                writer.record("warmup", step)
+                writer.commit()
+        header, *lines = path.read_bytes().splitlines(keepends=True)
+        assert Ledger.read(path).head == json.loads(lines[-1])["chain"]
+        edited = lines[0].replace(b'"clip_norm": 0.5', b'"clip_norm": 0.25')
+        for wrong in ([edited, *lines[1:]], lines[1:], [lines[1], lines[0], *lines[2:]], [lines[0], *lines]):
+            path.write_bytes(header + b"".join(wrong))
+            with pytest.raises(
+                CorruptFile, match=r"Line [23] of the ledger .* was edited, or a line was lost or moved"
+            ):
+                Ledger.read(path)
+        path.write_bytes(header + b"".join(lines[:-1]))  # only the head tells
+        assert Ledger.read(path).steps("warmup") == 5
+
+    def test_the_chain_goes_on_after_a_restart(self, path):
+        write(path, steps=(("warmup", 2),))
+        write(path, steps=(("warmup", 4),))
+        ledger = Ledger.read(path)
+        assert ledger.entries == (entry(steps=2), entry(first_step=2, steps=2))
+        assert len(path.read_bytes().splitlines()) == 3
 
     def test_an_emptied_ledger_is_damage_and_not_a_fresh_start(self, path):
         write(path)

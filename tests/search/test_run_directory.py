@@ -41,7 +41,7 @@ def test_create_and_open(tmp_path):
     created = RunDirectory.create(tmp_path / "deep" / "run", {"name": "x"}, source_file=source)
     opened = RunDirectory.open(tmp_path / "deep" / "run")
     assert opened.definition == {"name": "x"} and opened.header == created.header
-    assert opened.header["software"]["torch"] and opened.header["layout"] == 1
+    assert opened.header["software"]["torch"] and opened.header["layout"] == 2
     assert (opened.path / "search.py").read_text() == "search = 1\n"
     assert stat.S_IMODE(opened.secrets.stat().st_mode) == 0o700
     assert opened.records() == {}
@@ -63,7 +63,7 @@ def test_open_refuses_what_is_none_damaged_or_of_another_version(tmp_path, direc
         RunDirectory.open(tmp_path)
     header = directory.path / "raydp.json"
     header.write_text(json.dumps({**directory.header, "layout": 7, "software": {"raydp-search": "9.9"}}))
-    with pytest.raises(CorruptFile, match=r"version 7.*version 1.*raydp-search 9\.9"):
+    with pytest.raises(CorruptFile, match=r"version 7.*version 2.*raydp-search 9\.9"):
         RunDirectory.open(directory.path)
     header.write_text("{")
     with pytest.raises(CorruptFile, match="damaged"):
@@ -122,7 +122,7 @@ def test_damage_elsewhere_is_named_with_its_line(directory):
     with pytest.raises(CorruptFile, match=r"journal\.jsonl, line 2"):
         directory.events()
     journal.write_bytes(lines[0] + b"[]\n")
-    with pytest.raises(CorruptFile, match="line 2 is not a JSON object"):
+    with pytest.raises(CorruptFile, match=r"line 2 is damaged \(it is not a JSON object"):
         directory.events()
 
 

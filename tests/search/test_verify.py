@@ -13,6 +13,7 @@ from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.run_directory import RunDirectory
 from raydp.search.verify import verify
+from tests.chains import forge_journal, forge_ledger
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
 DEFINITION = {"name": "mine", "budget": BUDGET.to_json(), "accountant": "pld", "seeds": 2}
@@ -54,8 +55,13 @@ def add(directory, number, plan, *, state="complete", seeds=2, steps=None, journ
                     ledger.commit()
                 left -= min(left, phase.steps)
     if journal and state != "running":
-        directory.append({"event": "finished", "key": key, "state": state, "metrics": {"accuracy": [0.5] * seeds}})
+        finish(directory, key, state, metrics={"accuracy": [0.5] * seeds})
     return key
+
+
+def finish(directory, key, state="complete", **fields):
+    heads = directory.heads(key)
+    directory.append({"event": "finished", "key": key, "state": state, "metrics": {}, "heads": heads, **fields})
 
 
 @pytest.fixture
@@ -142,7 +148,11 @@ def test_a_ledger_that_is_not_what_the_plan_allows(directory):
     path = directory.run_path("t0000", 1) / "ledger.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[-1]["noise_multiplier"] *= 2  # the harmless direction: still not what was certified
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines = [json.dumps(line).encode() for line in lines]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    found = problems(directory)
+    assert set(found) == {("t0000", 1)} and "was edited, or a line was lost" in found["t0000", 1]
+    forge_ledger(path, lines)
     found = problems(directory)
     assert set(found) == {("t0000", 1)} and "not what was certified" in found["t0000", 1]
     path.write_text("garbage\n")
@@ -166,7 +176,8 @@ def test_a_trial_whose_directory_was_deleted(directory):
         add(directory, number, good_plan(), state=state, seeds=1, steps=8)
         shutil.rmtree(directory.trial_directory(f"t{number:04d}"))
     found = problems(directory)
-    assert set(found) == {("t0001", None), ("t0002", None)}
+    assert set(found) == {("t0001", 0), ("t0002", None)}
+    assert "this run has no ledger" in found.pop(("t0001", 0))
     assert all("the journal says that there was one" in problem for problem in found.values())
 
 
@@ -174,12 +185,13 @@ def test_a_failed_trial_whose_ledger_lost_a_line_or_all(directory):
     key = add(directory, 0, good_plan(), state="running", seeds=1, steps=8)
     path = directory.run_path(key, 0) / "ledger.jsonl"
     epsilon = {"pld": Ledger.read(path).epsilon("pld").to_json()}
-    directory.append({"event": "finished", "key": key, "state": "failed", "metrics": {}, "epsilon": epsilon})
+    finish(directory, key, "failed", epsilon=epsilon)
     assert verify(directory.path)["ok"]
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert "the journal says that a run spent" in problems(directory)[key, 0]
+    found = problems(directory)[key, 0]
+    assert "the journal says that a run spent" in found and "not the one with which the trial ended" in found
     path.unlink()
-    assert "the ledgers say 0" in problems(directory)[key, None]
+    assert "the ledgers say 0" in problems(directory)[key, 0]
 
 
 def test_a_run_that_reported_more_than_its_ledger_holds(directory):
@@ -206,7 +218,51 @@ def test_a_trial_that_was_cut_out_of_the_journal(directory):
     kept = [line for line in journal.read_bytes().splitlines(keepends=True) if b"t0001" not in line]
     journal.write_bytes(b"".join(kept))
     shutil.rmtree(directory.trial_directory("t0001"))
+    assert "line 4 is not the one that was written" in verify(directory.path)["problems"][0]
+    forge_journal(directory, kept)
     assert verify(directory.path)["problems"] == ["the journal lacks the trials of number 1, and has later ones"]
+
+
+def test_a_definition_that_was_edited(directory):
+    add(directory, 0, good_plan())
+    header = {**directory.header, "definition": {**DEFINITION, "budget": {**BUDGET.to_json(), "epsilon": 5.0}}}
+    directory.write_json("raydp.json", header)
+    assert "line 1 is not the one that was written (raydp.json" in verify(directory.path)["problems"][0]
+
+
+def test_a_config_that_was_exchanged(directory):
+    key = add(directory, 0, good_plan())
+    directory.write_json(f"trials/{key}/config.json", {"lr": 0.1})
+    assert verify(directory.path)["ok"]
+    directory.write_json(f"trials/{key}/config.json", {"lr": 0.2})
+    assert "was exchanged" in problems(directory)[key, 0]
+    (directory.trial_directory(key) / "config.json").write_text("[")
+    assert "config.json cannot be read" in problems(directory)[key, 0]
+
+
+def test_a_ledger_that_goes_on_or_is_written_anew_after_the_trial_ended(directory):
+    key = add(directory, 0, good_plan(), state="failed", seeds=1, steps=8)
+    path = directory.run_path(key, 0) / "ledger.jsonl"
+    before = path.read_bytes()
+    with LedgerWriter(path, good_plan()) as ledger:
+        ledger.record("sparse", 3)
+    assert "not the one with which the trial ended" in problems(directory)[key, 0]
+    path.write_bytes(before)
+    assert verify(directory.path)["ok"]
+    header, first, *_ = before.splitlines()
+    forge_ledger(path, [header, first.replace(b'"steps": 1', b'"steps": 5')])
+    assert "not the one with which the trial ended" in problems(directory)[key, 0]
+
+
+def test_a_ledger_that_was_readable_only_later(directory):
+    key = add(directory, 0, good_plan(), state="running", seeds=1, steps=8)
+    path = directory.run_path(key, 0) / "ledger.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(b"garbage\n")
+    finish(directory, key, "failed")
+    assert "is not JSON" in problems(directory)[key, 0]
+    path.write_bytes(before)
+    assert "does not know a readable ledger" in problems(directory)[key, 0]
 
 
 def test_a_certificate_that_claims_less_than_was_spent(directory):
