@@ -16,7 +16,7 @@ ALLOWED = {
     "privacy": set(),
     "geometry": {"privacy"},
     "models": set(),
-    "tasks": set(),
+    "tasks": {"models"},
     "data": {"privacy"},
     "methods": {"geometry", "privacy", "tasks"},
     "training": {"methods", "geometry", "privacy", "data", "models", "tasks"},

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
 from torch import nn
 
 from raydp import _validate
-from raydp.errors import InvalidValue
+from raydp.errors import InvalidValue, UnknownName
 from raydp.models.convnets import tanh_cnn, tanh_cnn_small
+from raydp.models.denoiser import load_denoiser
 from raydp.models.dense import linear, linear_map, mlp
 from raydp.models.resnets import resnet20, wrn_16_4
 from raydp.models.validation import validate_model
@@ -51,7 +54,8 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
     """A new model whose weights depend on ``seed`` alone; the global random state is left as it was.
 
     Args:
-        name: one of :data:`MODELS`.
+        name: one of :data:`MODELS`, or the file (``.pt``) of a denoiser (:mod:`raydp.models.denoiser`); its weights are
+            then the file's, and only new low-rank factors depend on ``seed``.
         input_shape: (C, H, W) of an image, or (d,) of a row of features.
         outputs: numbers that the model returns for an example, such as one logit a class.
         seed: >= 0; not secret, it has nothing to do with the noise.
@@ -61,13 +65,16 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
 
     Raises:
         UnknownName: there is no such model. InvalidValue: a size that the model cannot take.
+        CorruptFile: the file is damaged.
     """
-    _validate.one_of("model", name, _MODELS)
+    file = model_file(name)
+    if file is None:
+        _validate.one_of("model", name, _MODELS)
     if len(input_shape) not in (1, 3):
         raise InvalidValue(
             "input_shape", input_shape, "must be (C, H, W) or (d,)", "Give channels, height and width, or one size."
         )
-    if len(input_shape) == 1 and not _MODELS[name].features:
+    if len(input_shape) == 1 and (file is not None or not _MODELS[name].features):
         usable = ", ".join(key for key, model in _MODELS.items() if model.features)
         raise InvalidValue("model", name, "takes images, but the data are rows of features", f"Choose {usable}.")
     shape = tuple(_validate.integer("input_shape", size, low=1) for size in input_shape)
@@ -75,9 +82,32 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
     seed = _validate.integer("seed", seed, low=0, high=2**63 - 1)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-        model = _MODELS[name].build(shape, outputs)
+        model = _MODELS[name].build(shape, outputs) if file is None else load_denoiser(file, input_shape=shape)
     validate_model(model)
     return model
+
+
+def model_file(name: str) -> Path | None:
+    """The absolute path of a model that is kept in a file; None for a name of :data:`MODELS`.
+
+    Raises:
+        UnknownName: there is no such file.
+    """
+    if not name.endswith(".pt"):
+        return None
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise UnknownName(f"model (a name, or a file seen from {Path.cwd()})", name, _MODELS)
+    return path
+
+
+def model_digest(name: str) -> str | None:
+    """SHA-256 (hex) of a model's file; None for a model that is made from a seed alone."""
+    file = model_file(name)
+    if file is None:
+        return None
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def default_model(input_shape: tuple[int, ...]) -> str:

@@ -66,7 +66,7 @@ class Search:
         budget: what *every* trial spends, exactly.
         space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
         fixed: hyperparameters held constant.
-        model: a model's name; None takes the default for the data's image size.
+        model: a model's name, or the file (``.pt``) of a denoiser; None takes the default for the data's image size.
         metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
             objectives. Without a metric the task's first one; without a mode, whichever way is better.
         trials: how many trials are trained. Infeasible points cost nothing and do not count.
@@ -277,11 +277,12 @@ class Search:
         )
 
     def model_name(self) -> str:
-        """The model, or the default for the data's image size."""
+        """The model (a name, or the absolute path of its file), or the default for the data's image size."""
         from raydp import data, models
 
         if self.model is not None:
-            return self.model
+            file = models.model_file(self.model)
+            return self.model if file is None else str(file)
         return models.default_model(data.load(self.data, limit=self.data_limit).private.input_shape)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Search:
@@ -356,6 +357,7 @@ class Search:
             if item.name not in ("budget", "space", "resources", "small", "paper")
         }
         record["data"], record["public"] = self.data_source, self.public_source
+        record["model"] = None if self.model is None else self.model_name()
         record["fixed"] = dict(self.fixed)
         record["warm_start"] = [dict(config) for config in self.warm_start]
         record["metric"], record["mode"] = list(self.metrics), list(self.modes)

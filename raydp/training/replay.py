@@ -22,7 +22,9 @@ from raydp.methods.base import Config
 from raydp.privacy.noise import NoiseKey
 
 
-def conditions(*, device: str, micro_batch: int, config: Config, public: str | None) -> dict[str, Any]:
+def conditions(
+    *, device: str, micro_batch: int, config: Config, public: str | None, model: str | None
+) -> dict[str, Any]:
     """What decides a step's result to the last bit, besides the plan, the key, the private data and the seed.
 
     The type of the processor enters as far as torch tells it. Plain values, fit for a checkpoint.
@@ -32,6 +34,7 @@ def conditions(*, device: str, micro_batch: int, config: Config, public: str | N
         micro_batch: how many gradients are summed up at once.
         config: the hyperparameters.
         public: digest of the public examples, or None.
+        model: digest of the file that the model comes from, or None.
     """
     capability = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {
@@ -42,6 +45,7 @@ def conditions(*, device: str, micro_batch: int, config: Config, public: str | N
         "micro_batch": micro_batch,
         "config": dict(config),
         "public": public,
+        "model": model,
     }
 
 

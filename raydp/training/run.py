@@ -50,7 +50,7 @@ class RunSpec:
         data, data_limit: the data set by name or path, and how many private examples are used at most.
         task: what the model is for; None for what the data set says.
         public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
-        model: a model's name.
+        model: a model's name, or the file of a denoiser.
         seed: initial weights and public randomness. Never the noise.
         reports: how often the run evaluates, checkpoints and reports, at least once.
         micro_batch: at most so many gradients are held at once; changes speed and memory, nothing else.
@@ -185,6 +185,7 @@ class _Run:
             micro_batch=spec.micro_batch,
             config=spec.config,
             public=None if self.public is None else self.public.digest(),
+            model=models.model_digest(spec.model),
         )
         root = self._root_key()
         self.keys = self._keys(root)
