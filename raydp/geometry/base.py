@@ -1,15 +1,17 @@
 """The geometry: the linear map in which per-example gradients are clipped and noised.
 
 A private step is always ``lift(noise(sum(clip(project(per-example gradients)))))``. The privacy of a step does not
-depend
-on the geometry, as long as it is a function of public data and of earlier private outputs: the vectors that are clipped
-are the projected ones, so each example moves the sum by at most C whatever the map is.
+depend on the geometry, as long as it is a function of public data and of earlier private outputs: the vectors that are
+clipped are the projected ones, so each example moves the sum by at most C whatever the map is.
+
+Where the map is linear and dear, the step may be taken as ``lift(noise(project(sum(clip(gradients)))))`` with the
+lengths of the projected vectors: the same sum, with one projection a step instead of one an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -37,4 +39,21 @@ class Geometry(Protocol):
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         """Map released averages (size,) to updates of the trained entries, flat, one tensor for each parameter."""
+        ...
+
+
+@runtime_checkable
+class MeasuredGeometry(Geometry, Protocol):
+    """A geometry whose ``project`` is linear and which finds the lengths of coordinates without building them."""
+
+    @property
+    def parameter_sizes(self) -> tuple[int, ...]:
+        """Number of entries of each parameter tensor."""
+        ...
+
+    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
+        """‖project(g_i)‖ over all tensors together, (n,), float64, from per-example gradients (n, *shape).
+
+        Never below the exact length by more than the clipping's own margin: an example is scaled by C over this.
+        """
         ...

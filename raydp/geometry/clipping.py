@@ -25,15 +25,32 @@ def example_norms(part: Tensor) -> Tensor:
     return torch.stack(squares).sum(dim=0).sqrt()
 
 
-def clip_factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
-    """min(1, C/‖v_i‖) and whether ‖v_i‖ is finite, both (n,); norms are taken on exactly the tensors that are
-    summed, and factors rounded down so that no rounding leaves the ball.
+def joint_norms(coordinates: Sequence[Tensor]) -> Tensor:
+    """Norms (n,), float64, of vectors that tensors (n, size) hold together."""
+    return torch.linalg.vector_norm(torch.stack([example_norms(part) for part in coordinates]), dim=0)
+
+
+def scale_factors(norms: Tensor, clip_norm: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """min(1, C/norm), rounded down so that no rounding leaves the ball, and whether the norm is finite, both (n,).
+
+    Where the norm is not finite the factor is zero.
     """
-    dtype = torch.promote_types(coordinates[0].dtype, torch.float32)
-    norms = torch.linalg.vector_norm(torch.stack([example_norms(part) for part in coordinates]), dim=0)
     finite = torch.isfinite(norms)
     factors = (clip_norm * _INSIDE / norms.clamp(min=torch.finfo(dtype).tiny)).clamp(max=1.0).to(dtype)
     return factors.where(finite, 0.0), finite
+
+
+def clip_factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+    """:func:`scale_factors` of coordinates (n, size), by norms that are taken on exactly these tensors."""
+    dtype = torch.promote_types(coordinates[0].dtype, torch.float32)
+    return scale_factors(joint_norms(coordinates), clip_norm, dtype)
+
+
+def scaled_sum(parts: Sequence[Tensor], factors: Tensor, finite: Tensor) -> list[Tensor]:
+    """Σ factor_i · part_i of tensors (n, size), without building the products; an example that is not finite adds 0."""
+    if not bool(finite.all()):  # 0 · inf is no zero
+        parts = [part.where(finite.unsqueeze(1), 0.0) for part in parts]
+    return [factors @ part for part in parts]
 
 
 def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:

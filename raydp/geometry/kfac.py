@@ -241,21 +241,20 @@ class _LayerFactors:
 def eigendecompose(factors: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues (groups, k), negatives cut to 0, and eigenvectors (groups, k, k) of symmetric factors.
 
-    Symmetrised first; tried in the factors' own precision, then in float64.
+    Symmetrised first, and decomposed in float64: a few per cent of an estimate's time, and the eigenvectors are
+    orthonormal to the rounding of their entries, which whitened lengths rest on.
 
     Raises:
         Diverged: the factors of layer ``name`` are not finite, or no decomposition is found.
     """
     _check_finite(name, factors)
-    symmetric = (factors + factors.mT) / 2
-    for dtype in (factors.dtype, torch.float64):
-        try:
-            values, vectors = torch.linalg.eigh(symmetric.to(dtype))
-        except torch.linalg.LinAlgError:
-            continue
-        if bool(torch.isfinite(values).all()) and bool(torch.isfinite(vectors).all()):
-            return values.clamp(min=0).to(factors.dtype), vectors.to(factors.dtype)
-    raise Diverged(f"the curvature of {name!r} has no eigendecomposition")
+    symmetric = factors.double()
+    try:
+        values, vectors = torch.linalg.eigh((symmetric + symmetric.mT) / 2)
+    except torch.linalg.LinAlgError as error:
+        raise Diverged(f"the curvature of {name!r} has no eigendecomposition") from error
+    _check_finite(name, vectors)
+    return values.clamp(min=0).to(factors.dtype), vectors.to(factors.dtype)
 
 
 def _check_finite(name: str, values: Tensor) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from raydp.geometry.clipping import joint_norms
 from raydp.geometry.whitening import FlooredGeometry
 
 
@@ -30,9 +31,12 @@ class PreConditioning(FlooredGeometry):
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         return [gradient.flatten(1) for gradient in gradients]
 
+    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
+        return joint_norms(self.project(gradients))
+
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         rows = [part[None] for part in released]
-        coordinates = [part[0] for block in self.coordinates for part in block.project(rows)]
+        coordinates = [block.project(rows)[0] for block in self.coordinates]
         return self._lift(coordinates, scale=False)
 
 

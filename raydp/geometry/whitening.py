@@ -2,7 +2,7 @@
 
 The paper's Algorithm 1 (arXiv 2607.05866) whitens by F̃^{-1/2}, clips, adds isotropic noise, and maps back by F̃^{-1/2}.
 Here each block's coordinates are M g with MᵀM = F̃^{-1}, and Mᵀ maps back. Any such M differs from F̃^{-1/2} by an
-orthogonal matrix, which changes neither norms nor the law of isotropic noise; which one is used is a question of cost
+orthogonal matrix, which changes neither norms nor the law of isotropic noise, so the coordinates stay in the eigenbasis
 (:mod:`raydp.geometry.coordinates`). The released update is F̃^{-1} times the clipped average, its noise has covariance
 (σC/B)² F̃^{-1}.
 """
@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
+import torch
 from torch import Tensor
 
-from raydp.geometry.coordinates import Coordinates, coordinates_of
+from raydp.geometry.coordinates import Coordinates
 from raydp.geometry.curvature import Curvature
+from raydp.geometry.lengths import Lengths, lengths_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +43,19 @@ class FlooredGeometry(ABC):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return tuple(size for block in self.coordinates for size in block.sizes)
+        return self.curvature.sizes
 
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Per-example gradients (n, *shape) of each parameter to coordinates (n, size)."""
-        return [part for block in self.coordinates for part in block.project(gradients)]
+        return [block.project(gradients) for block in self.coordinates]
+
+    @property
+    def parameter_sizes(self) -> tuple[int, ...]:
+        return self.curvature.parameter_sizes
+
+    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Lengths (n,), float64, of the coordinates of per-example gradients; never too short."""
+        return torch.stack([block.squares(gradients) for block in self._lengths]).sum(dim=0).sqrt()
 
     @abstractmethod
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
@@ -58,14 +68,19 @@ class FlooredGeometry(ABC):
     @cached_property
     def coordinates(self) -> list[Coordinates]:
         """The map of each block."""
-        return [coordinates_of(part, floor=self.floor, power=self.power) for part in self.curvature.blocks]
+        return [Coordinates(part, floor=self.floor, power=self.power) for part in self.curvature.blocks]
+
+    @cached_property
+    def _lengths(self) -> list[Lengths]:
+        return [
+            lengths_of(part, coordinates, floor=self.floor, power=self.power)
+            for part, coordinates in zip(self.curvature.blocks, self.coordinates, strict=True)
+        ]
 
     def _lift(self, released: Sequence[Tensor], *, scale: bool) -> list[Tensor]:
         updates: list[Tensor | None] = [None] * self.curvature.parameters
-        parts = iter(released)
-        for block in self.coordinates:
-            mine = [next(parts)[None] for _ in block.sizes]
-            (block.transpose if scale else block.turn_back)(mine, updates)
+        for block, part in zip(self.coordinates, released, strict=True):
+            (block.transpose if scale else block.turn_back)(part[None], updates)
         return [update[0] for update in updates if update is not None]
 
 

@@ -328,8 +328,7 @@ class DpNgdPolicy(Policy):
                 fisher_labels=examples.fisher_labels,
                 labels=None if examples.labels is None else examples.labels[:_PROBE][piece],
             )
-            squares = torch.stack([part.square().sum(dim=1) for part in geometry.project(gradients)]).sum(dim=0)
-            clipped += int((squares.sqrt() > self._hyperparameters.clip_norm).sum())
+            clipped += int((geometry.lengths(gradients) > self._hyperparameters.clip_norm).sum())
         return clipped / len(images)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.geometry import Identity, PostConditioning, PreConditioning, Whitening
-from raydp.geometry.blocks import LayerBlock
-from raydp.geometry.coordinates import EigenCoordinates, FlooredCoordinates
-from raydp.geometry.curvature import Curvature, LayerCurvature
+from raydp.geometry.curvature import Curvature
 from raydp.geometry.kfac import estimate_curvature
 from raydp.geometry.whitening import FlooredGeometry
 from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.noise import NoiseKey
 from raydp.training.gradients import PerExampleGradients, average_copies
-from raydp.training.step import clip, clipped_sum, private_gradient
+from raydp.training.step import ClippedSum, clip, private_gradient
 from tests.geometry.nets import curvature_of, dense, dense_clamped_inverse, examples, small_net
 
 ARMS: tuple[type[FlooredGeometry], ...] = (Whitening, PreConditioning, PostConditioning)
@@ -96,52 +94,6 @@ def test_another_floor_shares_the_curvature() -> None:
     assert type(other) is Whitening and other.curvature is geometry.curvature and other.floor == 2.0
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("power", [0.5, 1.0])
-@pytest.mark.parametrize("leading", [(1, 1), (1, 6), (4, 2), (5, 8), (0, 0)])
-def test_both_forms_of_the_coordinates_are_one_map_up_to_an_orthogonal_matrix(
-    bias: bool, power: float, leading: tuple[int, int]
-) -> None:
-    """Whatever the number of rows and columns above the floor, and whichever side is multiplied first."""
-    torch.manual_seed(0)
-    m, k = leading
-    block = LayerBlock(name="x", weight=0, bias=1 if bias else None, groups=1, rows=5, inputs=8)
-    small = torch.linspace(0.01, 0.1, 9, dtype=torch.float64)
-    outputs, inputs = small[:5].clone(), small[: block.columns].clone()
-    outputs[5 - m :] += 1.0
-    inputs[block.columns - k :] += 1.0
-    part = LayerCurvature(
-        block=block,
-        output_basis=torch.linalg.qr(torch.randn(1, 5, 5).double())[0],
-        output_values=outputs[None],
-        input_basis=torch.linalg.qr(torch.randn(1, block.columns, block.columns).double())[0],
-        input_values=inputs[None],
-    )
-    floor = 0.5 if m * k else 2.0
-    gradients = [torch.randn(3, 5, 2, 2, 2).double(), torch.randn(3, 5).double()][: 1 + bias]
-    eigen = EigenCoordinates(part, floor=floor, power=power)
-    floored = FlooredCoordinates(part, floor=floor, power=power)
-    assert floored.excess.shape == (m, k)
-    for scale in (True, False):
-        there, here = ([None] * (1 + bias) for _ in range(2))
-        for form, into in ((eigen, there), (floored, here)):
-            (form.transpose if scale else form.turn_back)(form.project(gradients), into)
-        for left, right in zip(there, here, strict=True):
-            torch.testing.assert_close(left, right)
-    for left, right in ((eigen, floored), (floored, eigen)):
-        assert sum(left.sizes) == sum(right.sizes) == block.size
-    torch.testing.assert_close(
-        torch.cat(eigen.project(gradients), dim=1).norm(dim=1), torch.cat(floored.project(gradients), dim=1).norm(dim=1)
-    )
-
-
-def test_the_cheaper_form_is_chosen_by_how_much_is_clamped() -> None:
-    curvature = curvature_of(small_net(groups=1))
-    for floor, kind in ((float(curvature.eigenvalues.max()), FlooredCoordinates), (0.0, EigenCoordinates)):
-        forms = Whitening(curvature=curvature, floor=floor).coordinates
-        assert all(type(form) is kind for form in forms[:3])
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     groups=st.sampled_from([1, 2, 3]),
@@ -190,8 +142,10 @@ def test_turning_keeps_lengths_and_no_example_moves_the_sum_by_more_than_c(
     coordinates = geometry.project(gradients)
     assert sum(geometry.sizes) == sum(sizes_of(model))
     assert bool((flat(clip(coordinates, clip_norm)).double().norm(dim=1) <= clip_norm * (1 + 1e-5)).all())
-    alone = [torch.cat(clipped_sum([part[i : i + 1] for part in coordinates], clip_norm)) for i in range(count)]
-    assert all(float(vector.double().norm()) <= clip_norm * (1 + 1e-5) for vector in alone)
+    for index in range(count):
+        alone = ClippedSum(geometry=geometry, clip_norm=clip_norm)
+        alone.add([gradient[index : index + 1] for gradient in gradients])
+        assert float(torch.cat(alone.coordinates()).double().norm()) <= clip_norm * (1 + 1e-5)
 
 
 def test_an_augmented_example_is_one_vector_of_length_c() -> None:
