@@ -186,6 +186,18 @@ def verify(directory: _RunDirectory, as_json: _Json = False) -> None:
 
 
 @app.command()
+def statement(directory: _RunDirectory, as_json: _Json = False) -> None:
+    """Print the privacy statement of DIR's search, made anew from its ledgers: what was spent, what is not covered."""
+    from raydp.search import statement as statements
+
+    found = statements.build(directory)
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo(statements.text(found), nl=False)
+
+
+@app.command()
 def ui(
     directory: _RunDirectory,
     host: Annotated[str, typer.Option("--host", help="Interface to listen on.")] = "127.0.0.1",

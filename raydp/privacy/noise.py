@@ -36,6 +36,13 @@ _BYTES = 32
 # The layout names the draws as well: layout 1 drew float32 normals, so a run that it began cannot be replayed here.
 _HEADER = "raydp noise key, layout 2, "
 
+#: What the draws are and what is claimed of them, for statements and reports.
+NOISE_SOURCE = "Philox4x64-10 (numpy), keyed by BLAKE2b from the operating system's entropy"
+NOISE_CLAIM = (
+    "The noise is added in double precision. The generator is statistical, not cryptographic, and no claim is made "
+    "against attacks on the low bits of floating-point noise (Mironov 2012)."
+)
+
 
 class NoiseKey:
     """32 secret bytes. Whoever holds them can subtract the noise, so they are never shown.

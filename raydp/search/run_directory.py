@@ -7,6 +7,7 @@ Layout (version 2)::
     lock                held by the one driver that may write
     search.py           a copy of the search's file, if it came from one
     trials.parquet      one row a trial, derived from the journal (see raydp.search.results)
+    statement.json, statement.txt   what was spent, and what that leaves out (see raydp.search.statement)
     trials/<key>/       config.json, plan.json
     trials/<key>/seed-<i>/   ledger.jsonl, metrics.jsonl, checkpoints
     secrets/            mode 0700: noise keys of the trials that are not done

@@ -21,6 +21,7 @@ from torch import nn
 
 from raydp.data import Dataset
 from raydp.errors import InvalidValue, RaydpError
+from raydp.search import statement
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
@@ -203,8 +204,9 @@ def _drive(
             state = "complete" if session.left == 0 else "stopped"
             try:
                 write_trials_parquet(directory.path)
+                statement.write(directory)
             except OSError as error:
-                reason = session.failure or f"the table of trials could not be written ({error})."
+                reason = session.failure or f"the table and the statement could not be written ({error})."
                 raise RaydpError(f"{reason} Resume with: raydp resume {directory.path}") from error
             result = Result.load(directory.path)
             tracker.finish_search(_numbers(result), state)

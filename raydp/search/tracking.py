@@ -11,7 +11,8 @@ tags                ``raydp.trial_key raydp.state raydp.reason raydp.attempts ra
 metrics over steps  ``seed-<i>/<name>``, from trials/<key>/seed-<i>/metrics.jsonl
 metrics at the end  ``<name>`` (mean over seeds), ``<name>_std``, ``epsilon.<accountant>`` (upper bound),
                     ``epsilon.<accountant>.lower``, ``seconds``, ``diverged`` (1; NaN and infinities are never logged)
-artifacts           config.json, plan.json, seed-<i>/ledger.jsonl and nothing else: no key can slip in
+artifacts           config.json, plan.json, seed-<i>/ledger.jsonl and nothing else: no key can slip in; of the parent
+                    run: statement.json, statement.txt
 status              proposed SCHEDULED · running RUNNING · complete FINISHED · failed, diverged, infeasible FAILED ·
                     stopped, or unfinished when the search ends, KILLED
 parent run          params of the definition, counts and epsilons of the summary, a description
@@ -427,7 +428,12 @@ class Tracker:
             params={name: _param(value) for name, value in fields.items()},
             tags={**tags, "raydp.state": state, "mlflow.note.content": _description(definition, self._directory.path)},
             metrics={_metric_name(name): value for name, value in numbers.items() if value is not None},
+            files=self._statements() if not self._searching else {},
         )
+
+    def _statements(self) -> dict[str, Path]:
+        files = {name: self._directory.path / name for name in ("statement.json", "statement.txt")}
+        return {name: path for name, path in files.items() if path.is_file()}
 
     # tracking.json
 

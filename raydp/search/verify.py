@@ -51,7 +51,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
                          "executed": [{"name", "noise_multiplier", "sample_rate", "steps", "clip_norm"}],
                          "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
              "search": {"epsilon": {accountant: interval}, "runs": int},
-             "problems": [str]}                 # what concerns no single run: a damaged journal, insecure noise
+             "problems": [str]}                 # what concerns no single run: a damaged or edited journal or
+                                                # definition, a statement of another journal, insecure noise
 
         with interval = ``{"lower", "estimate", "upper", "accountant", "fallback"}``. A run is not ok if
 
@@ -85,6 +86,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     gaps = sorted(set(range(max(numbers, default=0))) - numbers)
     if gaps:
         problems.append(f"the journal lacks the trials of number {', '.join(map(str, gaps))}, and has later ones")
+    if readable:
+        problems += _stated(opened)
     runs = executed_runs(opened)
     plans, plan_problems = _plans(opened, digests, {run.key for run in runs}, budget)
 
@@ -146,6 +149,20 @@ def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, Trial
     except CorruptFile as error:
         problems.append(str(error))
         return {}, {}, False
+
+
+def _stated(opened: RunDirectory) -> list[str]:
+    """Whether the journal still holds everything that the privacy statement was made from."""
+    file = opened.path / "statement.json"
+    try:
+        head = _validate.json_object(file.read_text(encoding="utf-8"))["search"]["journal"]["head"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{file.name} is damaged: {error}"]
+    if head in {None, *(digest for _, digest in opened.chained_events())}:
+        return []
+    return [f"{file.name} was made from a journal that is not this one, or of which the end was cut off"]
 
 
 def _plans(

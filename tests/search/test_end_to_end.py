@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from ray import tune
 
 from raydp.errors import InvalidValue
-from raydp.search import runner
+from raydp.search import runner, statement
 from raydp.search.definition import Resources, Search
 from raydp.search.results import Result
 from raydp.search.verify import verify
@@ -126,6 +126,17 @@ def test_mlflow_shows_the_parent_and_its_trials(finished: Result) -> None:
         artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
         assert artifacts == {"config.json", "plan.json", "seed-0", "seed-1"}
         assert [item.path for item in client.list_artifacts(run.info.run_id, "seed-0")] == ["seed-0/ledger.jsonl"]
+
+
+def test_the_privacy_statement_is_written_and_uploaded(finished: Result) -> None:
+    written = json.loads((finished.directory / "statement.json").read_text())
+    assert written == statement.build(finished.directory)
+    assert written["search"]["finished"] and written["everything"]["runs"] == 8
+    assert written["everything"]["epsilon"]["pld"]["upper"] == finished.epsilon_search.upper
+    client = MlflowClient(f"sqlite:///{finished.directory / 'mlflow.db'}")
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    (parent,) = [run for run in runs if run.data.tags["raydp.trial_key"] == "search"]
+    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"statement.json", "statement.txt"}
 
 
 def test_nothing_secret_and_nothing_of_tunes_own_is_left(finished: Result) -> None:

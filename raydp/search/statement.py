@@ -1,0 +1,320 @@
+"""The privacy statement of a search: what was spent, by which mechanisms, on which assumptions, and what it leaves out.
+
+A statement is a JSON object that ``statement.schema.json`` describes, and can be read as text. It is made from the
+ledgers and the journal, not from what was planned, and holds every number that its epsilons follow from: a reader needs
+nothing else to compute them again.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raydp.privacy import accountants, selection
+from raydp.privacy.budget import Budget
+from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE
+from raydp.privacy.plan import Interval, Plan
+from raydp.search.display import upward
+from raydp.search.records import NOT_STATED, TrialRecord
+from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
+from raydp.search.run_directory import RunDirectory, atomic_file
+
+VERSION = 1
+JSON_FILE, TEXT_FILE = "statement.json", "statement.txt"
+
+_UNIT = "One example of the private training data. Whoever contributes several is protected for each of them alone."
+_ADJACENCY = {
+    "add_remove": "Neighbouring data sets differ by one example, added or removed; a step's sum has sensitivity C.",
+    "replace_one": "Neighbouring data sets differ by one example that is exchanged; a step's sum has sensitivity 2C.",
+}
+_SAMPLER = (
+    "Poisson: in each step every example takes part with probability q, independently of all others and of all other "
+    "steps; the sum is divided by the expected batch size. q = 1 is the Gaussian mechanism on all data."
+)
+_MECHANISM = (
+    "Each example's vector is clipped to Euclidean norm C over all coordinates; normal noise of standard deviation "
+    "sigma times C is added to every coordinate of the sum, once a step."
+)
+_ACCOUNTANTS = {
+    "pld": "privacy-loss distributions (dp-accounting), lower and upper bound",
+    "prv": "privacy random variables (prv-accountant; Gopi, Lee & Wutschitz 2021), lower and upper bound",
+    "rdp": "Renyi moments (Opacus; Mironov, Talwar & Zhang 2019), upper bound",
+}
+
+_Intervals = dict[str, dict[str, Any]]
+
+
+def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
+    """The statement of a search, finished or not, from its run directory; nothing is written.
+
+    Raises:
+        InvalidValue: it is no run directory.
+        CorruptFile: the journal, a plan or the definition is damaged, or was edited. A damaged ledger counts as its
+            whole plan, and is marked.
+    """
+    opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
+    definition = opened.definition
+    budget = Budget.from_json(definition["budget"])
+    chained = opened.chained_events()
+    records = opened.records()
+    trials, spent = _trials(opened, records, budget)
+    whole = merged(spent)
+    rule = selection.from_json(definition.get("selection") or selection.Composition().to_json())
+    insecure = definition.get("insecure_seed") is not None
+    populations = {phase.spec.population for r in records.values() if r.plan for phase in r.plan.phases}
+    metrics = _metrics(definition, records)
+    return {
+        "statement": VERSION,
+        "search": {
+            "name": definition.get("name"),
+            "id": opened.header["id"],
+            "created": opened.header.get("created"),
+            "finished": bool(records) and all(record.finished for record in records.values()),
+            "method": definition.get("method"),
+            "journal": {"events": len(chained), "head": chained[-1][1] if chained else None},
+        },
+        "private": not insecure,
+        "unit": _UNIT,
+        "budget": budget.to_json(),
+        "adjacency": {"name": budget.adjacency, "meaning": _ADJACENCY[budget.adjacency]},
+        "data": {
+            "private": definition.get("data"),
+            "population": max(populations, default=None),
+            "public": definition.get("public"),
+        },
+        "sampler": _SAMPLER,
+        "mechanism": _MECHANISM,
+        "noise": {
+            "source": "a known number (insecure_seed): no noise at all to whoever knows it"
+            if insecure
+            else NOISE_SOURCE,
+            "claim": "None." if insecure else NOISE_CLAIM,
+            "insecure": insecure,
+            "paired": bool(definition.get("paired")),
+        },
+        "accountants": {"held_against_the_budget": definition.get("accountant", "pld"), "all": _ACCOUNTANTS},
+        "selection": {"rule": rule.rule, "parameters": rule.to_json(), "theorem": rule.theorem},
+        "metrics": metrics,
+        "trials": trials,
+        "everything": {
+            "meaning": "The composition of every step of every run that started, also of trials that failed.",
+            "runs": sum(bool(run["mechanisms"]) for trial in trials for run in trial["runs"]),
+            "mechanisms": [_mechanism(mechanism) for mechanism in whole],
+            "epsilon": _epsilon(whole, budget),
+        },
+        "not_covered": _not_covered(definition, budget, max(populations, default=None), metrics),
+        "software": dict(opened.header.get("software") or {}),
+    }
+
+
+def write(directory: RunDirectory) -> tuple[Path, Path]:
+    """Write ``statement.json`` and ``statement.txt`` into the run directory; their paths. Raises as :func:`build`."""
+    statement = build(directory)
+    path = directory.write_json(JSON_FILE, statement)
+    readable = directory.path / TEXT_FILE
+    with atomic_file(readable) as temporary:
+        temporary.write_text(text(statement), encoding="utf-8")
+    return path, readable
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of statements."""
+    content = importlib.resources.files("raydp.search").joinpath("statement.schema.json").read_text(encoding="utf-8")
+    record: dict[str, Any] = json.loads(content)
+    return record
+
+
+def text(statement: Mapping[str, Any]) -> str:
+    """The statement for a reader; it says nothing that its JSON does not say. Epsilons are rounded up."""
+    search, budget, data = statement["search"], statement["budget"], statement["data"]
+    noise, rule, metrics = statement["noise"], statement["selection"], statement["metrics"]
+    accountant = statement["accountants"]["held_against_the_budget"]
+    unfinished = "" if search["finished"] else " NOT FINISHED: it can still spend more."
+    lines = [
+        f"Privacy statement of the search {search['name']!r} ({search['id']}).{unfinished}",
+        "" if statement["private"] else INSECURE,
+        f"Unit of privacy: {statement['unit']}",
+        f"Adjacency: {statement['adjacency']['name']}. {statement['adjacency']['meaning']}",
+        f"Private data: {data['private']}, N = {data['population'] or 'not known yet'}. "
+        f"Public data: {data['public'] or 'none'}.",
+        f"Budget of each trial: epsilon = {budget['epsilon']:g} at delta = {budget['delta']:g}, by {accountant}.",
+        f"Sampler: {statement['sampler']}",
+        f"Mechanism: {statement['mechanism']}",
+        f"Noise: {noise['source']}. {noise['claim']}"
+        + (" Runs of one seed share the noise of equal phases (paired)." if noise["paired"] else ""),
+        f"Selection: {rule['rule']}. {rule['theorem']}",
+        f"Metrics: {', '.join(metrics['names'])}, measured on {'; '.join(metrics['measured_on']) or NOT_STATED}. "
+        + ("They cost no privacy." if metrics["covered"] else "They are NOT private: no budget covers them."),
+        "",
+        "What ran (epsilon is an upper bound at the budget's delta):",
+        *(line for trial in statement["trials"] for line in _trial_lines(trial)),
+        "",
+        f"Everything that ran, composed ({statement['everything']['runs']} runs): "
+        f"{_listed(statement['everything']['epsilon'])}",
+        "",
+        "What is not covered:",
+        *(f"- {item['what']}: {item['why']}" for item in statement["not_covered"]),
+        "",
+        "Software: " + ", ".join(f"{name} {version}" for name, version in statement["software"].items()),
+    ]
+    wrapped = (
+        textwrap.fill(line, 100, subsequent_indent="  " if line.startswith(("-", " ")) else "", break_long_words=False)
+        for line in lines
+    )
+    return "\n".join(wrapped) + "\n"
+
+
+def _trial_lines(trial: Mapping[str, Any]) -> list[str]:
+    lines = [f"  {trial['key']} {trial['state']}" + ("" if trial["runs"] else ": nothing ran")]
+    for run in trial["runs"]:
+        damaged = " (its ledger is damaged: its whole plan is counted)" if run["damaged"] else ""
+        lines.append(f"    seed {run['seed']}: {_listed(run['epsilon'])}{damaged}")
+        lines += [
+            f"      {m['phase']}: sigma = {m['noise_multiplier']:.6g}, q = {m['sample_rate']:.6g}, T = {m['steps']}, "
+            f"C = {m['clip_norm']:g}"
+            for m in run["mechanisms"]
+        ]
+    return lines
+
+
+def _listed(intervals: _Intervals) -> str:
+    return ", ".join(f"{name} {upward(interval['upper'], 6)}" for name, interval in intervals.items())
+
+
+def _trials(
+    opened: RunDirectory, records: Mapping[str, TrialRecord], budget: Budget
+) -> tuple[list[dict[str, Any]], list[Mechanism]]:
+    """The entries of all trials, and every mechanism that was executed."""
+    runs: dict[str, list[ExecutedRun]] = {key: [] for key in records}
+    for run in executed_runs(opened):
+        runs.setdefault(run.key, []).append(run)
+    entries: list[dict[str, Any]] = []
+    spent: list[Mechanism] = []
+    for key, found in sorted(runs.items()):
+        record = records.get(key)
+        plan = record.plan if record else opened.plan(key)
+        listed = []
+        for run in found:
+            mechanisms = _composed(run, plan)
+            spent += mechanisms
+            listed.append(_run(run, mechanisms, plan, budget))
+        state, config = (record.state, dict(record.config)) if record else ("unknown to the journal", {})
+        entries.append({"key": key, "state": state, "config": config, "runs": listed})
+    return entries, spent
+
+
+def _composed(run: ExecutedRun, plan: Plan | None) -> tuple[Mechanism, ...]:
+    """What a run executed; what ran under a damaged ledger was at most its plan."""
+    if run.ledger is not None:
+        return run.ledger.mechanisms
+    return () if plan is None else plan.mechanisms
+
+
+def _run(run: ExecutedRun, mechanisms: Sequence[Mechanism], plan: Plan | None, budget: Budget) -> dict[str, Any]:
+    phases: list[dict[str, Any]] = []
+    if run.ledger is not None:
+        for entry in run.ledger.entries:
+            fields = {"phase": entry.phase, **_mechanism(entry.mechanism), "clip_norm": entry.clip_norm}
+            if phases and {**phases[-1], "steps": 0} == {**fields, "steps": 0}:
+                phases[-1]["steps"] += entry.steps
+            else:
+                phases.append(fields)
+    elif plan is not None:
+        phases = [
+            {"phase": phase.name, **_mechanism(phase.mechanism), "clip_norm": phase.clip_norm} for phase in plan.phases
+        ]
+    return {
+        "seed": run.seed,
+        "damaged": run.ledger is None,
+        "ledger_head": run.ledger.head if run.ledger else None,
+        "mechanisms": phases,
+        "epsilon": _epsilon_of_run(tuple(mechanisms), plan, budget),
+    }
+
+
+def _epsilon_of_run(mechanisms: tuple[Mechanism, ...], plan: Plan | None, budget: Budget) -> _Intervals:
+    """Of a whole plan: its certificate, which took seconds to compute. (``raydp verify`` trusts no certificate.)"""
+    if plan is not None and mechanisms == plan.mechanisms and set(accountants.ACCOUNTANTS) <= set(plan.certificate):
+        return {name: plan.certificate[name].to_json() for name in accountants.ACCOUNTANTS}
+    return _epsilon(merged(mechanisms), budget)
+
+
+def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
+    return {
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sample_rate": mechanism.sample_rate,
+        "steps": mechanism.steps,
+    }
+
+
+def _epsilon(mechanisms: tuple[Mechanism, ...], budget: Budget) -> _Intervals:
+    return {name: _interval(mechanisms, budget, name).to_json() for name in accountants.ACCOUNTANTS}
+
+
+@functools.lru_cache(maxsize=1024)
+def _interval(mechanisms: tuple[Mechanism, ...], budget: Budget, accountant: str) -> Interval:
+    return accountants.epsilon(mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant=accountant)
+
+
+def _metrics(definition: Mapping[str, Any], records: Mapping[str, TrialRecord]) -> dict[str, Any]:
+    measured_on = sorted({record.measured_on for record in records.values() if record.measured_on != NOT_STATED})
+    names = definition.get("metric", ["accuracy"])
+    return {
+        "names": [names] if isinstance(names, str) else list(names),
+        "measured_on": measured_on,
+        "covered": bool(measured_on) and all("public benchmark" in place for place in measured_on),
+    }
+
+
+def _not_covered(
+    definition: Mapping[str, Any], budget: Budget, population: int | None, metrics: Mapping[str, Any]
+) -> list[dict[str, str]]:
+    """What a reader must not take the numbers for. The first ones hold for every search."""
+    found = {
+        "choices outside this search": "Hyperparameters, models, methods or earlier searches that were settled with a "
+        "look at the private data are not in these numbers.",
+        "timing": "How long a trial takes depends on the sizes of its batches, and is shown (seconds, progress).",
+        "public constants": "The number N of private examples, their size, the number and names of classes, and "
+        "constants of normalisation are taken to be public.",
+        "computational assumption": "Noise and samples come from a pseudo-random generator. " + NOISE_CLAIM,
+        "the machine": "Whoever reads its memory, the private data, the key directory or the checkpoints of a run that "
+        "is not finished sees more than was released.",
+    }
+    if not metrics["covered"]:
+        found["metrics on a private hold-out"] = (
+            "Every reported metric is computed from hold-out examples and labels without noise, and steers which trial "
+            "is taken. The hold-out is as private as the rest and is not protected."
+        )
+    if definition.get("public") is not None:
+        found["public data"] = (
+            "Examples declared public are not protected. They are checked to share no image with the private ones, and "
+            "nothing else is checked."
+        )
+    if population is not None and budget.delta >= 1 / population:
+        found["delta"] = (
+            f"delta = {budget.delta:g} is not below 1/N = {1 / population:.3g}: a mechanism that publishes one random "
+            "example would satisfy it."
+        )
+    elif population is None or budget.delta * population > 0.1:
+        found["delta"] = "delta should be well below 1/N; here it is not, or N is not known."
+    if definition.get("sampler") in ("tpe", "gp"):
+        found["adaptive composition"] = (
+            "The sampler chose later plans by earlier results. The composition is that of the plans that came about, "
+            "not a bound over all that could have."
+        )
+    if definition.get("paired"):
+        found["paired noise"] = (
+            "Runs of one seed share the noise of a phase where they are the same computation up to there. It is "
+            "released once and charged to each; comparisons between such runs are not independent."
+        )
+    if definition.get("insecure_seed") is not None:
+        found["everything"] = "All noise came from a known number: nothing here is private."
+    return [{"what": what, "why": why} for what, why in found.items()]
