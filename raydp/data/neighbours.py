@@ -49,7 +49,7 @@ class NeighbourSets:
 
     Attributes:
         public: int64 (M, n), positions of public examples, a set a row, nearest first.
-        private: int64 (K, n), positions of private examples.
+        private: int64 (K, n), positions of private examples; no example is in two sets.
         public_examples, private_examples: int64, the positions in all images of the two parts.
     """
 
@@ -104,28 +104,37 @@ def nearest(embeddings: np.ndarray, centres: np.ndarray, size: int) -> np.ndarra
     return search.kneighbors(embeddings[centres], return_distance=False).astype(np.int64)
 
 
-def spread_out(sets: np.ndarray, count: int, *, examples: int) -> np.ndarray:
-    """Rows of ``sets`` that overlap little: greedily, the one with the fewest examples that are in a chosen one.
+def disjoint_sets(embeddings: np.ndarray, count: int, size: int) -> np.ndarray:
+    """``count`` sets of neighbours that share no example, so that a budget spent on one says nothing about another's.
 
-    Args:
-        sets: int64 (M, n). count: of rows to choose, <= M. examples: how many examples the positions are of.
+    One set after the other: the example whose ``size`` nearest include the fewest that are taken already, and is not
+    taken itself (the earliest such), with its ``size`` nearest that are free.
 
     Returns:
-        int64 (count,), in the order of choice; the first row is chosen first, ties go to the earliest row.
+        int64 (count, size), positions among the embeddings, nearest to the representative first.
+
+    Raises:
+        InvalidValue: there are fewer than count·size examples; or as :func:`nearest`.
     """
     count = _validate.integer("members", count, low=1)
-    if count > len(sets):
-        raise InvalidValue("members", count, f"must not exceed the {len(sets)} private examples", "Lower it.")
-    taken = np.zeros(examples, dtype=bool)
-    free = np.ones(len(sets), dtype=bool)
-    chosen = []
+    if count * size > len(embeddings):
+        raise InvalidValue(
+            "members", count, f"of {size} examples must fit into the {len(embeddings)} private ones", "Lower either."
+        )
+    around = nearest(embeddings, np.arange(len(embeddings)), size)
+    taken = np.zeros(len(embeddings), dtype=bool)
+    sets = []
     for _ in range(count):
-        overlaps = np.where(free, taken[sets].sum(axis=1), sets.shape[1] + 1)
-        best = int(overlaps.argmin())
-        chosen.append(best)
-        free[best] = False
-        taken[sets[best]] = True
-    return np.array(chosen, dtype=np.int64)
+        overlaps = np.where(taken, size + 1, taken[around].sum(axis=1))
+        centre = int(overlaps.argmin())
+        chosen = around[centre]
+        if overlaps[centre]:
+            free = np.flatnonzero(~taken)
+            distances = np.square(embeddings[free] - embeddings[centre]).sum(axis=1)
+            chosen = free[np.argsort(distances, kind="stable")[:size]]
+        taken[chosen] = True
+        sets.append(chosen)
+    return np.stack(sets)
 
 
 def embed(images: Tensor, encoder: EmbedsImages, *, cache: str | os.PathLike[str] | None = None) -> np.ndarray:
@@ -175,7 +184,7 @@ def neighbour_sets(
     Args:
         images: uint8 (N, C, H, W).
         set_size: n, examples in a set.
-        members: K, private sets, chosen for little overlap.
+        members: K, private sets, which share no example.
         public_sets: M, sets around the first M public examples; None for one around each.
         cache: as for :func:`embed`; the sets are kept there too.
 
@@ -188,8 +197,7 @@ def neighbour_sets(
     if len(centres) > len(public):
         raise InvalidValue("public_sets", public_sets, f"must not exceed the {len(public)} public images", "Lower it.")
     public_neighbours = nearest(vectors[public], centres, set_size)
-    around_all = nearest(vectors[private], np.arange(len(private)), set_size)
-    private_neighbours = around_all[spread_out(around_all, members, examples=len(private))]
+    private_neighbours = disjoint_sets(vectors[private], members, set_size)
     return NeighbourSets(
         public=public[public_neighbours],
         private=private[private_neighbours],
@@ -233,7 +241,8 @@ def write_family(
     _write(pa.table({"positions": rows}).replace_schema_metadata(about), directory / "public_sets.parquet")
     for index, member in enumerate(sets.private):
         _write(_examples(images, labels, member), directory / "members" / f"{index:04d}.parquet")
-    record = {**about, "set_size": set_size, "members": members, "public_sets": len(sets.public)}
+    classes = int(labels.max()) + 1
+    record = {**about, "set_size": set_size, "members": members, "public_sets": len(sets.public), "classes": classes}
     (directory / "family.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return directory
 

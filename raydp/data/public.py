@@ -7,19 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from raydp import _validate
+from raydp.data import families
 from raydp.data.parquet import read_images
 from raydp.data.sources import bundled_public, catalogue
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import InvalidValue, UnknownName
 
-_FILES = ("train.parquet", "val.parquet", "test.parquet")
+_FILES = ("public.parquet", "train.parquet", "val.parquet", "test.parquet")
 
 
 def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -> PublicData:
     """A public data set.
 
     Args:
-        name_or_path: a Parquet file; a directory, whose train, val or test file (the first that exists) is read; or a
+        name_or_path: a Parquet file; a directory, whose public, train, val or test file (the first that exists) is
+        read, with a
+            family's public sets; or a
             name of :func:`raydp.data.catalogue`, all of whose examples then count as public.
         limit: draw this many examples at random, without replacement.
         seed: of that draw. Public randomness.
@@ -58,7 +61,8 @@ def _read(path: Path) -> PublicData:
         raise InvalidValue("public", str(path), f"must hold one of {', '.join(_FILES)}", "Name the file itself.")
     images, labels, names = read_images(file)
     classes = len(names) if names else int(labels.max()) + 1
-    return PublicData(name=path.stem, inputs=images, targets=labels, num_classes=classes)
+    sets = families.read_sets(file)
+    return PublicData(name=path.stem, inputs=images, targets=labels, num_classes=classes, sets=sets)
 
 
 def check_public(public: PublicData, private: PrivateData) -> None:

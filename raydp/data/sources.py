@@ -22,6 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from raydp import _validate
+from raydp.data import families
 from raydp.data.parquet import read_images, read_labels
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
@@ -101,7 +102,8 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
     Args:
         name_or_path: a name of :func:`catalogue`; or a directory with ``train.parquet`` (private) and
             ``test.parquet`` (hold-out); or a directory with ``train.parquet`` alone, or one Parquet file, of which
-            a sixth, chosen by a hash of each image, becomes a private hold-out.
+            a sixth, chosen by a hash of each image, becomes a private hold-out; or a member's file of a family of
+            neighbour sets (:func:`raydp.data.neighbours.write_family`), measured against its own images.
         limit: keep the first ``limit`` private examples only.
 
     The number of classes is what the file's metadata names, else the largest label of the training file plus one; it
@@ -120,6 +122,8 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
     if not path.exists():
         where = f"data (a name, or a path seen from {Path.cwd()})"
         raise UnknownName(where, str(name_or_path), _BUNDLED)
+    if families.is_member(path):
+        return _load_neighbours(path.resolve(), limit, path.stat().st_mtime_ns)
     if path.is_file():
         train, test = path, None
     else:
@@ -138,7 +142,8 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
 
 def task_of(name_or_path: str) -> str:
     """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return."""
-    return "classification"  # files and bundled sets hold labelled images
+    # Neighbour sets are for generation; other files and bundled sets hold labelled images.
+    return "denoising" if families.is_member(Path(name_or_path).expanduser()) else "classification"
 
 
 def catalogue() -> dict[str, str]:
@@ -195,6 +200,21 @@ def _load_files(
         normalization=_BENCHMARKS.get(name, _UNKNOWN),
         summary=summary,
         holdout_visibility=visibility,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _load_neighbours(file: Path, limit: int | None, stamp: int) -> Dataset:
+    images, labels, _ = read_images(file, limit=limit)
+    name, classes = f"{file.parent.parent.name} {file.stem}", families.classes_of(file)
+    return Dataset(
+        name=name,
+        private=PrivateData(name=name, inputs=images, targets=labels, num_classes=classes),
+        holdout=PublicData(name=f"{name} itself", inputs=images, targets=labels, num_classes=classes),
+        normalization=Normalization(mean=(0.5,), std=(0.5,)),  # to [-1, 1]
+        summary=f"{len(images)} private neighbouring images, member {file.stem} of {file.parent.parent.name}",
+        holdout_visibility="private hold-out",
+        task="denoising",
     )
 
 

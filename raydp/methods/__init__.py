@@ -13,6 +13,7 @@ from raydp.methods.dp_sgd import DpSgd
 from raydp.methods.dp_sgd_pt import DpSgdPt
 from raydp.methods.gep import Gep
 from raydp.methods.online import Online, OnlineHyperparameters, OnlineTopKHyperparameters
+from raydp.methods.pda_dpmd import PdaDpmd
 from raydp.methods.two_phase import TwoPhase
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -44,6 +45,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             DpSgdPt(),
             AdaDps(),
             Gep(),
+            PdaDpmd(),
         )
     }
 )

@@ -24,7 +24,7 @@ from raydp.privacy.plan import Plan
 from raydp.tasks import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adam")
-SCHEDULES = ("constant", "linear", "cosine")
+SCHEDULES = ("constant", "linear", "cosine", "warmup_cosine")
 
 Scalar = str | int | float | bool | None
 Config = Mapping[str, Scalar]
@@ -51,12 +51,13 @@ class GradientHyperparameters(Hyperparameters):
 
     learning_rate: float = option(0.5, "step size; the update is the noisy sum divided by the expected batch size")
     epochs: int = option(10, "passes over the data, of floor(N/B) logical steps each")
+    steps: int | None = option(None, "logical steps in all; none takes those of the epochs")
     batch_size: int = option(256, "expected logical batch size B = q·N; the divisor of every update")
     clip_norm: float = option(1.0, "C, one L2 norm over all trained coordinates of an example")
     optimizer: str = option("sgd", "sgd or adam, fed with the private gradient")
     momentum: float = option(0.0, "momentum of sgd, on the private gradient; reset when the support changes")
     weight_decay: float = option(0.0, "added to the private gradient of the trained coordinates")
-    schedule: str = option("constant", "learning-rate schedule over all logical steps: constant, linear or cosine")
+    schedule: str = option("constant", "learning-rate schedule over all steps: constant, linear, cosine, warmup_cosine")
     ema_decay: float = option(0.0, "decay of the weight average used for evaluation; 0 evaluates the last weights")
     augmentation: str = option("none", "none, crop (pad and crop) or crop_flip, on each private example")
     augmentation_multiplicity: int = option(1, "K augmented copies whose gradients are averaged before clipping")
@@ -65,6 +66,9 @@ class GradientHyperparameters(Hyperparameters):
         super().__post_init__()
         _validate.positive("learning_rate", self.learning_rate)
         _validate.integer("epochs", self.epochs, low=1)
+        if self.steps is not None:
+            _validate.integer("steps", self.steps, low=1)
+            refuse_unused(self, ("epochs",), because="steps")
         _validate.integer("batch_size", self.batch_size, low=1)
         _validate.one_of("optimizer", self.optimizer, OPTIMIZERS)
         _validate.between("momentum", self.momentum, 0, 1, high_open=True)
@@ -89,7 +93,11 @@ class GradientHyperparameters(Hyperparameters):
 
     def total_steps(self, population: int) -> int:
         """Logical steps of all phases together."""
-        return self.epochs * self.steps_per_epoch(population)
+        return self.epochs * self.steps_per_epoch(population) if self.steps is None else self.steps
+
+    def total_epochs(self, population: int) -> int:
+        """Epochs that have begun by the last step."""
+        return -(-self.total_steps(population) // self.steps_per_epoch(population))
 
 
 def refuse_unused(hyperparameters: Hyperparameters, names: Sequence[str], *, because: str) -> None:
@@ -191,6 +199,14 @@ class Policy(ABC):
     def engine(self, phase: str) -> Engine | None:
         """What this phase computes of each example; None for the gradients of its loss."""
         return None
+
+    def direction(self, phase: str, step: int, released: list[Tensor]) -> list[Tensor]:
+        """What the optimiser is given for a step: the released average, lifted, or a function of it and public data.
+
+        Args:
+            released: flat, the trained entries of each parameter.
+        """
+        return released
 
     def trains(self, phase: str) -> bool:
         """Whether the steps of this phase move the weights. Where not, what they release is only observed."""

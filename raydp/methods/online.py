@@ -59,7 +59,7 @@ class OnlinePolicy(Policy):
         self._ratio = scores.ActiveRatio(
             target=hyperparameters.active_ratio,
             schedule=hyperparameters.ratio_schedule,
-            epochs=hyperparameters.epochs,
+            epochs=hyperparameters.total_epochs(phase.spec.population),
         )
         coordinates = sum(self._sizes)
         self._sums = torch.zeros(coordinates, dtype=torch.float64)

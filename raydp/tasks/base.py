@@ -62,11 +62,13 @@ class Task(ABC):
     Attributes:
         name, summary: for people.
         metrics: name -> ``max`` or ``min``, whichever is better; the first is the usual objective.
+        classes: whether the classes of the examples are what is predicted.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     metrics: ClassVar[Mapping[str, str]]
+    classes: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, name: str, *, input_shape: InputShape, num_classes: int | None) -> None:

@@ -23,6 +23,7 @@ class Classification(Task):
 
     name = "classification"
     summary = "a class for each input: cross-entropy, accuracy"
+    classes = True
     metrics: ClassVar[Mapping[str, str]] = {
         "accuracy": "max",
         "balanced_accuracy": "max",

@@ -17,13 +17,19 @@ from raydp.methods.base import OPTIMIZERS, SCHEDULES
 def learning_rate_factor(schedule: str, step: int, steps: int) -> float:
     """The factor on the base learning rate at logical step ``step`` of ``steps`` (over all phases of the plan).
 
-    ``constant``: 1. ``linear``: from 1 to 0. ``cosine``: half a cosine from 1 to 0. Steps are logical: micro-batches,
-    workers and augmentations do not move the schedule.
+    ``constant``: 1. ``linear``: from 1 to 0. ``cosine``: half a cosine from 1 to 0.
+    ``warmup_cosine``: linear from 0 to 1 over the first tenth, then half a cosine from 1 to 0. Steps are logical:
+    micro-batches, workers and augmentations do not move the schedule.
     """
     _validate.one_of("schedule", schedule, SCHEDULES)
     progress = step / steps
     if schedule == "linear":
         return 1.0 - progress
+    if schedule == "warmup_cosine":
+        warmup = max(1, steps // 10)
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
     if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
     return 1.0

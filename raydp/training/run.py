@@ -208,7 +208,7 @@ class _Run:
         return PublicExamples(
             inputs=self.dataset.normalization.apply(public.inputs).to(self.spec.device),
             targets=public.targets.to(self.spec.device),
-            num_classes=public.num_classes,
+            num_classes=public.num_classes if self.task.classes else None,
             sets=None if public.sets is None else public.sets.to(self.spec.device),
         )
 
@@ -342,7 +342,7 @@ class _Run:
         updates = self._updates(self.step)
         rate = self.method.learning_rate(self.hyperparameters, phase.name)
         rate *= learning_rate_factor(self.recipe.schedule, updates, self._updates(self.spec.plan.steps))
-        self.optimizer.step(geometry.lift(released), rate)
+        self.optimizer.step(self.policy.direction(phase.name, step, geometry.lift(released)), rate)
         if self.average is not None:
             self.average.update(updates)
 

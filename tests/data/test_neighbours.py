@@ -13,13 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raydp import data
 from raydp.data.neighbours import (
     content_hashes,
+    disjoint_sets,
     embed,
     nearest,
     neighbour_sets,
     split_halves,
-    spread_out,
     write_family,
 )
 from raydp.data.parquet import read_images
@@ -73,14 +74,18 @@ def test_neighbours_are_the_nearest() -> None:
         assert row.tolist() == order[:10].tolist() and row[0] == centre
 
 
-def test_representatives_overlap_less_than_at_random() -> None:
+def test_private_sets_share_no_example_and_stay_close() -> None:
     vectors = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
-    sets = nearest(vectors, np.arange(300), 20)
-    chosen = spread_out(sets, 10, examples=300)
-    assert len(set(chosen.tolist())) == 10
-    covered = len(np.unique(sets[chosen]))
-    random = [len(np.unique(sets[np.random.default_rng(s).permutation(300)[:10]])) for s in range(20)]
-    assert covered > max(random)
+    sets = disjoint_sets(vectors, 10, 20)
+    assert sets.shape == (10, 20) and len(np.unique(sets)) == 200
+    assert sets[0].tolist() == nearest(vectors, sets[0][:1], 20)[0].tolist()  # nothing was taken yet
+
+    def spread(rows: np.ndarray) -> float:
+        return float(np.mean([np.linalg.norm(vectors[row] - vectors[row].mean(axis=0), axis=1).mean() for row in rows]))
+
+    assert spread(sets) < 0.6 * spread(np.random.default_rng(1).permutation(300)[:200].reshape(10, 20))
+    every = disjoint_sets(vectors, 15, 20)  # all examples are needed
+    assert sorted(every.flat) == list(range(300))
 
 
 def test_a_public_example_is_in_no_private_set() -> None:
@@ -132,6 +137,23 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(InvalidValue, match="finite"):
         nearest(np.full((5, 2), np.nan), np.arange(5), 2)
     with pytest.raises(InvalidValue, match="members"):
-        neighbour_sets(_images(20), Pixels(), set_size=2, members=20)
+        neighbour_sets(_images(40), Pixels(), set_size=4, members=20)
     with pytest.raises(InvalidValue, match="6 finite numbers"):
         embed(_images(4), type("Nan", (Pixels,), {"__call__": lambda self, x: torch.full((len(x), 6), torch.nan)})())
+
+
+def test_a_member_loads_as_a_private_set_and_its_companion_as_public_sets(tmp_path: Path) -> None:
+    images, labels = _images(300), torch.arange(300) % 3
+    family = write_family(tmp_path / "family", images, labels, Pixels(), set_size=8, members=4, public_sets=20)
+    dataset = data.load(str(family / "members" / "0002.parquet"))
+    assert len(dataset.private) == 8 and dataset.private.num_classes == 3
+    assert dataset.task == data.task_of(str(family / "members" / "0002.parquet")) == "denoising"
+    assert dataset.holdout_visibility == "private hold-out" and len(dataset.holdout) == 8
+    ends = dataset.normalization.apply(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
+    assert ends.flatten().tolist() == [-1, 1]
+    public = data.load_public(str(family))
+    assert public.sets is not None and public.sets.shape == (20, 8)
+    data.check_public(public, dataset.private)
+    (family / "public_sets.parquet").write_bytes(b"damaged")
+    with pytest.raises(CorruptFile, match="public sets"):
+        data.load_public(str(family))

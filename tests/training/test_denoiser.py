@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from raydp.data.neighbours import split_halves, write_family
 from raydp.errors import InvalidValue
 from raydp.models.denoiser import Denoiser, load_denoiser, save_denoiser
 from raydp.models.unet import UNetShape
+from raydp.privacy.ledger import Ledger
 from raydp.training.denoiser import train_denoiser
+from raydp.training.run import execute
+from tests.training.helpers import digits_spec, hand_made_plan
 
 pytest.importorskip("diffusers")
 
@@ -52,3 +57,61 @@ def test_only_low_rank_factors_of_a_saved_base_are_trained(tmp_path: Path) -> No
     save_denoiser(tmp_path / "base.pt", base, lora_rank=1)
     trained = {n for n, p in load_denoiser(tmp_path / "base.pt").named_parameters() if p.requires_grad}
     assert trained and all(name.endswith(("down.weight", "up.weight")) for name in trained)
+
+
+class Rows:
+    """An encoder for tests: the means of an image's rows."""
+
+    name, digest, width = "rows", "0" * 64, 8
+
+    def __call__(self, images: torch.Tensor, /) -> torch.Tensor:
+        return images.float().mean(dim=(1, 3))
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two private sets of 16 noisy squares, public sets of such, and a base model."""
+    directory = tmp_path_factory.mktemp("family")
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 40, (120, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    images = torch.maximum(_images(120), noise)
+    write_family(directory, images, torch.zeros(120, dtype=torch.int64), Rows(), set_size=16, members=2)
+    base = train_denoiser(images[split_halves(images)[0]], SHAPE, steps=40, batch_size=16)
+    save_denoiser(directory / "base.pt", base, lora_rank=1)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("dp_sgd", {}),
+        ("dp_sgd_pt", {"pretrain_epochs": 1, "pretrain_learning_rate": 0.01}),
+        ("pda_dpmd", {"public_batch_size": 8}),
+    ],
+)
+def test_private_runs_on_a_member_train_the_factors_alone(
+    tmp_path: Path, family: Path, name: str, config: dict[str, Any]
+) -> None:
+    shared = {"steps": 6, "batch_size": 4, "clip_norm": 1e-2, "learning_rate": 100.0, "schedule": "warmup_cosine"}
+    config = {**shared, **config}
+    member = family / "members" / "0001.parquet"
+    spec = digits_spec(
+        tmp_path,
+        name,
+        config,
+        plan=hand_made_plan(name, config, population=16),
+        data=str(member),
+        task="denoising",
+        model=str(family / "base.pt"),
+        public=None if name == "dp_sgd" else str(family),
+        reports=1,
+    )
+    (report,) = execute(spec)
+    Ledger.read(spec.ledger_file).check(spec.plan)
+    assert set(report.metrics) <= {"frechet", "kid", "loss"}
+    assert all(torch.isfinite(torch.tensor(value)) for value in report.metrics.values())
+    released = torch.load(spec.directory / "weights.pt", weights_only=True)
+    before = load_denoiser(family / "base.pt").state_dict()
+    moved = {key for key, value in released.items() if not torch.equal(value, before[key])}
+    assert any(key.endswith("up.weight") for key in moved)
+    assert all(key.endswith(("up.weight", "down.weight")) for key in moved)
