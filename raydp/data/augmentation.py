@@ -8,6 +8,7 @@ once and can be sliced, so that micro-batches see the same views as one large ba
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -48,6 +49,14 @@ class Augmentation:
             )
 
 
+class Uniforms(Protocol):
+    """What random numbers are drawn from: a :class:`raydp.privacy.stream.Stream`, or numpy's Generator."""
+
+    def random(self, shape: tuple[int, ...], /) -> np.ndarray:
+        """Uniform in [0, 1)."""
+        ...
+
+
 @dataclass(frozen=True)
 class AugmentationDraw:
     """The random numbers of n examples with K views each; slicing it slices the examples.
@@ -70,7 +79,7 @@ class AugmentationDraw:
         return AugmentationDraw(self.top[examples], self.left[examples], self.flip[examples], self.padding)
 
 
-def draw(augmentation: Augmentation, n: int, generator: np.random.Generator) -> AugmentationDraw:
+def draw(augmentation: Augmentation, n: int, generator: Uniforms) -> AugmentationDraw:
     """The random numbers for n examples, in one call of the generator (none at all for kind ``none``)."""
     shape = (n, augmentation.multiplicity)
     if augmentation.kind == "none":
@@ -115,6 +124,6 @@ def apply(images: Tensor, parameters: AugmentationDraw) -> Tensor:
     return views.permute(0, 1, 4, 2, 3).reshape(n * copies, channels, height, width)
 
 
-def augment(images: Tensor, augmentation: Augmentation, generator: np.random.Generator) -> Tensor:
+def augment(images: Tensor, augmentation: Augmentation, generator: Uniforms) -> Tensor:
     """:func:`draw` and :func:`apply` in one: (n, C, H, W) to (n·K, C, H, W)."""
     return apply(images, draw(augmentation, len(images), generator))

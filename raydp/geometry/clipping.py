@@ -30,20 +30,20 @@ def joint_norms(coordinates: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([example_norms(part) for part in coordinates]), dim=0)
 
 
-def scale_factors(norms: Tensor, clip_norm: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """min(1, C/norm), rounded down so that no rounding leaves the ball, and whether the norm is finite, both (n,).
+def scale_factors(norms: Tensor, clip_norm: float, dtype: torch.dtype, *, unit: float = 1.0) -> tuple[Tensor, Tensor]:
+    """min(1, C/norm)/unit, rounded down so that no rounding leaves the ball, and whether the norm is finite, both (n,).
 
-    Where the norm is not finite the factor is zero.
+    Where the norm is not finite the factor is zero. ``unit`` is a power of two.
     """
     finite = torch.isfinite(norms)
-    factors = (clip_norm * _INSIDE / norms.clamp(min=torch.finfo(dtype).tiny)).clamp(max=1.0).to(dtype)
+    factors = (clip_norm / unit * _INSIDE / norms.clamp(min=torch.finfo(dtype).tiny)).clamp(max=1 / unit).to(dtype)
     return factors.where(finite, 0.0), finite
 
 
-def clip_factors(coordinates: Sequence[Tensor], clip_norm: float) -> tuple[Tensor, Tensor]:
+def clip_factors(coordinates: Sequence[Tensor], clip_norm: float, *, unit: float = 1.0) -> tuple[Tensor, Tensor]:
     """:func:`scale_factors` of coordinates (n, size), by norms that are taken on exactly these tensors."""
     dtype = torch.promote_types(coordinates[0].dtype, torch.float32)
-    return scale_factors(joint_norms(coordinates), clip_norm, dtype)
+    return scale_factors(joint_norms(coordinates), clip_norm, dtype, unit=unit)
 
 
 def scaled_sum(parts: Sequence[Tensor], factors: Tensor, finite: Tensor) -> list[Tensor]:

@@ -6,12 +6,14 @@ from raydp.privacy.cache import PlanCache
 from raydp.privacy.calibration import calibrate
 from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
 from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
-from raydp.privacy.noise import NoiseKey, poisson_sample
+from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE, NoiseKey, poisson_sample
 from raydp.privacy.plan import SPLITS, Interval, Plan
 
 __all__ = [
     "ACCOUNTANTS",
     "ADJACENCIES",
+    "NOISE_CLAIM",
+    "NOISE_SOURCE",
     "SPLITS",
     "Accountant",
     "Adjacency",

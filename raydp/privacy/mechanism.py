@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from raydp import _validate
 from raydp.errors import InvalidValue
+
+#: C/γ lies below this, so that float32 holds every entry of a clipped vector on the grid exactly.
+GRID_CELLS = 2**23
+_NOISY = 2.0**7  # sigma from which the grid widens with the noise
+
+
+def grid_spacing(clip_norm: float, noise_multiplier: float = 1.0) -> float:
+    """γ, a power of two: C·2^-23 < γ <= C·2^-22, and coarser in proportion where sigma exceeds 128.
+
+    Clipped vectors are cut off towards zero on this grid, which shrinks an entry by less than γ and the norm never.
+    Any spacing is private. This one is far below the noise: sigma·C is
+    at least 2^22·min(sigma, 64) spacings, and less than 2^30.
+    """
+    _, exponent = math.frexp(clip_norm)  # C = m·2^exponent, m in [1/2, 1)
+    _, wider = math.frexp(max(noise_multiplier / _NOISY, 0.5))
+    return math.ldexp(1.0, exponent - 23 + wider)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +81,9 @@ class PhaseSpec:
                 f"Choose batch_size <= {self.population}.",
             )
         object.__setattr__(self, "batch_size", batch_size)
-        object.__setattr__(self, "clip_norm", _validate.positive(f"{self.name}.clip_norm", self.clip_norm))
+        clip_norm = _validate.positive(f"{self.name}.clip_norm", self.clip_norm)
+        # Beyond, float32 cannot scale a vector of that length to the grid.
+        object.__setattr__(self, "clip_norm", _validate.between(f"{self.name}.clip_norm", clip_norm, 1e-30, 1e30))
         if self.share is not None:
             share = _validate.between(f"{self.name}.share", self.share, 0, 1, low_open=True, high_open=True)
             object.__setattr__(self, "share", share)
@@ -119,6 +138,11 @@ class Phase:
     def noise_std(self) -> float:
         """Standard deviation sigma·C of the noise on each coordinate of the sum."""
         return self.noise_multiplier * self.clip_norm
+
+    @property
+    def spacing(self) -> float:
+        """γ, the spacing of the grid on which this phase's vectors are summed and noised; see :func:`grid_spacing`."""
+        return grid_spacing(self.clip_norm, self.noise_multiplier)
 
     def to_json(self) -> dict[str, Any]:
         """The stable JSON form; ``sample_rate`` is written for the reader."""

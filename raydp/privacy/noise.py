@@ -4,15 +4,26 @@ Every random draw that privacy rests on is a function of a secret 32-byte key an
 ``("noise", "train", 17, "fc.weight")``. A step that is replayed after a crash, by whatever process, asks for the
 same addresses and gets the same draws, so it releases nothing new.
 
-The derivation of keys is cryptographic: keyed BLAKE2b (RFC 7693), a pseudo-random function, over an encoding of the
-address in which no two addresses share their bytes. The stream is not: the derived key seeds numpy's Philox4x64-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator that passes the
-statistical batteries but was not designed to withstand an adversary who sees raw outputs. The normals are float64
-from numpy's ziggurat. Their low bits are those of a generator, not of a Gaussian, so attacks on the low bits of
-floating-point noise (Mironov, CCS 2012) are hindered by rounding sum and noise to float32 only when they are one, and
-are not proven to fail. (float32 normals lie on so coarse a grid that a sum of private values visibly leaves it, and end
-at 8.2 standard deviations; these end at 13.7.)
-Draws are equal only under one version of numpy (NEP 19), which is why a run records its versions.
+The derivation of keys is keyed BLAKE2b (RFC 7693), a pseudo-random function, over an encoding of the address in which
+no two addresses share their bytes. The derived key is that of an AES-256 stream (:mod:`raydp.privacy.stream`), so all
+draws of a run are computationally indistinguishable from independent uniform bits to whoever lacks the run's key. The
+guarantee of a run is therefore computational (Mironov, Pandey, Reingold & Vadhan, CRYPTO 2009).
+
+**Floating point.** Noise that is drawn and added in floating point leaks: which numbers can come out depends on the sum
+(Mironov, CCS 2012; Jin et al., IEEE S&P 2022), and the rounding of the sum itself can exceed its sensitivity
+(Casacuberta et al., CCS 2022). Here both are integers. Each clipped vector is cut off towards zero on a grid whose
+spacing γ is a power of two (:attr:`raydp.privacy.mechanism.Phase.spacing`), so its norm is still at most C and nothing
+is added to the sensitivity; the vectors are summed exactly, as integers S; and the noise is N = round(σC/γ · Z) with Z
+standard normal. As S is an integer,
+
+    S + round(σC/γ · Z) = round(S + σC/γ · Z),
+
+the Gaussian mechanism on γS, of sensitivity C and noise σC, followed by a rounding that does not depend on the data:
+post-processing. Every integer can come out whatever S is. (A geometry that projects the sum instead of each example,
+as DP-NGD's whitening does, has S rounded once from float32, so its sensitivity is C up to that rounding; for the noise
+the same is true as for all others.) What follows (scaling, dividing by B, rounding to float32) is
+post-processing too. The rounded normals are exact but for probability 2^-100 a draw, which adds less than 2^-50 to
+delta over 2^45 draws at any epsilon below 3. Timing is not covered.
 """
 
 from __future__ import annotations
@@ -31,10 +42,22 @@ import numpy as np
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.mechanism import Phase
+from raydp.privacy.stream import Stream
 
 _BYTES = 32
-# The layout names the draws as well: layout 1 drew float32 normals, so a run that it began cannot be replayed here.
-_HEADER = "raydp noise key, layout 2, "
+# The layout names the draws as well: a run that drew otherwise (layouts 1 and 2, Philox) cannot be replayed here.
+_HEADER = "raydp noise key, layout 3, "
+
+#: What the draws are and what is claimed of them, for statements and reports.
+NOISE_SOURCE = "AES-256-CTR keyed by BLAKE2b from the operating system's entropy"
+NOISE_CLAIM = (
+    "The clipped vectors are summed exactly as integers on a grid of a power of two, each cut off towards zero, and "
+    "the noise is a normal rounded to an integer exactly but for probability 2^-100 a draw: the Gaussian mechanism "
+    "followed by rounding, which floating-point attacks (Mironov 2012; Jin et al. 2022; Casacuberta et al. 2022) do "
+    "not reach. DP-NGD's whitened sum is projected in float32 before it is put on the grid: its sensitivity is C up to that "
+    "rounding. The guarantee is computational: it assumes that AES-256 and BLAKE2b are pseudo-random. Timing is not "
+    "covered."
+)
 
 #: What the draws are and what is claimed of them, for statements and reports.
 NOISE_SOURCE = "Philox4x64-10 (numpy), keyed by BLAKE2b from the operating system's entropy"
@@ -83,21 +106,19 @@ class NoiseKey:
         """
         return NoiseKey(_prf(self.__secret, address, person=b"raydp.derive"), is_insecure=self.is_insecure)
 
-    def generator(self, *address: str | int) -> np.random.Generator:
-        """A counter-based generator (Philox) at the start of the stream that belongs to the address.
+    def generator(self, *address: str | int) -> Stream:
+        """The stream that belongs to the address, at its start.
 
-        Never send its state anywhere: it holds the stream's 128-bit key (though not this key).
+        Never send its state anywhere: it holds the stream's key (though not this key).
         """
-        stream = _prf(self.__secret, address, person=b"raydp.stream")
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(stream[:16], dtype="<u8").astype(np.uint64)))
+        return Stream(_prf(self.__secret, address, person=b"raydp.stream"))
 
-    def gaussian(self, shape: int | Sequence[int], *address: str | int) -> np.ndarray:
-        """Standard normals, float64, of the given shape: the same address gives the same draw, whoever asks.
+    def rounded_normals(self, count: int, scale: float, *address: str | int) -> np.ndarray:
+        """Normals of standard deviation ``scale`` rounded to integers, int64 (count,).
 
-        Two shapes at one address share their stream: a tensor that is noised needs an address of its own.
+        The same address, count and scale give the same draw, whoever asks; another count an independent one.
         """
-        size = shape if isinstance(shape, int) else tuple(shape)
-        return np.asarray(self.generator(*address).standard_normal(size))
+        return self.generator(*address, count).rounded_normals(count, scale)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key to a new file of mode 0600, whole or not at all, and durably.
@@ -161,7 +182,7 @@ class NoiseKey:
         finally:
             os.close(descriptor)
         if key is None:
-            raise CorruptFile(f"{path} does not hold a noise key of layout 2. Its run cannot be continued; start anew.")
+            raise CorruptFile(f"{path} does not hold a noise key of layout 3. Its run cannot be continued; start anew.")
         return key
 
     @classmethod
@@ -207,15 +228,16 @@ def poisson_sample(key: NoiseKey, phase: Phase, step: int) -> np.ndarray:
     """The Poisson sample of one step: sorted int64 indices of the examples that take part, possibly none.
 
     Each of the ``phase.spec.population`` examples takes part with probability ``phase.sample_rate``, independently
-    of the others and of all other steps. Example i compares the i-th uniform (53 bits) of the stream at the address
-    ``("sample", phase.name, step)`` with q, whoever asks and however many workers share the batch.
+    of the others and of all other steps. Example i compares the i-th word of the stream at the address
+    ``("sample", phase.name, step)`` with floor(q·2^64), whoever asks and however many workers share the batch; so the
+    probability is q rounded down to 64 bits, never above q.
 
     Raises:
         InvalidValue: the phase has no such step.
     """
     step = _validate.integer(f"{phase.name}.step", step, low=0, high=phase.steps - 1)
-    uniforms = key.generator("sample", phase.name, step).random(phase.spec.population)
-    return np.flatnonzero(uniforms < phase.sample_rate).astype(np.int64)
+    takes_part = key.generator("sample", phase.name, step).below(phase.sample_rate, phase.spec.population)
+    return np.flatnonzero(takes_part).astype(np.int64)
 
 
 def _prf(secret: bytes, address: Sequence[str | int], *, person: bytes) -> bytes:

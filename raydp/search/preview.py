@@ -18,7 +18,7 @@ from raydp.errors import Infeasible, InvalidValue
 from raydp.geometry import Identity
 from raydp.methods.base import GradientHyperparameters, Hyperparameters
 from raydp.privacy import accountants
-from raydp.privacy.mechanism import Mechanism
+from raydp.privacy.mechanism import Mechanism, grid_spacing
 from raydp.privacy.plan import Plan
 from raydp.search.definition import Search
 from raydp.search.runner import check
@@ -140,7 +140,7 @@ def _speed(
         if isinstance(hyperparameters, GradientHyperparameters):
             multiplicity = hyperparameters.augmentation_multiplicity
         size = max(1, min(search.micro_batch, gradients.preferred_batch) // multiplicity)
-        copies = size * multiplicity
+        clip_norm, copies = hyperparameters.clip_norm, size * multiplicity
         kind = torch.float32 if private.num_classes is None else torch.long
         inputs, targets = torch.randn(copies, *private.input_shape), torch.zeros(copies, dtype=kind)
         draw = task.draw(copies, private.input_shape, np.random.default_rng(0))
@@ -148,7 +148,7 @@ def _speed(
         def once() -> float:
             begun = time.perf_counter()
             parts = average_copies(gradients(*task.examples(inputs, targets, draw)), multiplicity)
-            clipped_sum(geometry.project(parts), hyperparameters.clip_norm)
+            clipped_sum(geometry.project(parts), clip_norm, grid_spacing(clip_norm))
             return time.perf_counter() - begun
 
         once()

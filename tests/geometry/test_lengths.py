@@ -17,8 +17,9 @@ from raydp.geometry.coordinates import Coordinates
 from raydp.geometry.curvature import Curvature, LayerCurvature
 from raydp.geometry.lengths import BuiltLengths, LayerLengths, _bands, _columns_first, _rows_first, lengths_of
 from raydp.geometry.whitening import FlooredGeometry
+from raydp.privacy.mechanism import grid_spacing
 from raydp.training.gradients import PerExampleGradients
-from raydp.training.step import ClippedSum, clipped_sum
+from raydp.training.step import ClippedSum, clip
 from tests.geometry.nets import curvature_of, examples, small_net
 
 
@@ -128,7 +129,7 @@ def test_a_stiff_example_does_not_leave_the_ball(share: float, clip_norm: float)
     for row, column in ((-1, -1), (-1, 0), (0, -1), (-2, -3)):
         matrix = 100 * torch.outer(part.output_basis[0][:, row], part.input_basis[0][:, column])
         gradients = [matrix[None, :, :144], matrix[None, :, 144]]
-        alone = ClippedSum(geometry=geometry, clip_norm=clip_norm)
+        alone = ClippedSum(geometry=geometry, clip_norm=clip_norm, spacing=grid_spacing(clip_norm))
         alone.add(gradients)
         assert float(torch.cat(alone.coordinates()).double().norm()) <= clip_norm * (1 + 1e-5)
         added = [total[None] for total in alone.total]
@@ -142,12 +143,12 @@ def test_the_sum_is_the_sum_of_the_clipped_coordinates() -> None:
     geometry = Whitening(curvature=curvature, floor=float(curvature.eigenvalues.quantile(0.7)))
     gradients = PerExampleGradients(model)(*examples(12))
     clip_norm = float(geometry.lengths(gradients).median())  # half of them are clipped
-    total = ClippedSum(geometry=geometry, clip_norm=clip_norm)
+    total = ClippedSum(geometry=geometry, clip_norm=clip_norm, spacing=grid_spacing(clip_norm))
     total.total = [part.double() for part in total.total]
     total.add([part[:5] for part in gradients])
     total.add([part[5:] for part in gradients])
-    for left, right in zip(total.coordinates(), clipped_sum(geometry.project(gradients), clip_norm), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+    for left, right in zip(total.coordinates(), clip(geometry.project(gradients), clip_norm), strict=True):
+        torch.testing.assert_close(left, right.sum(dim=0), rtol=1e-9, atol=total.spacing / 2 + 1e-9)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -159,7 +160,7 @@ def test_an_example_that_is_not_finite_adds_nothing(bad: float) -> None:
     gradients[0][1].view(-1)[0] = bad
     sums = []
     for kept in ([0, 1, 2], [0, 2]):
-        sums.append(ClippedSum(geometry=geometry, clip_norm=0.1))
+        sums.append(ClippedSum(geometry=geometry, clip_norm=0.1, spacing=grid_spacing(0.1)))
         sums[-1].add([part[kept] for part in gradients])
     for left, right in zip(sums[0].coordinates(), sums[1].coordinates(), strict=True):
         torch.testing.assert_close(left, right)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from raydp.geometry import Identity, PostConditioning, PreConditioning, Whitening
+from raydp.geometry import Geometry, Identity, PostConditioning, PreConditioning, Whitening
 from raydp.geometry.curvature import Curvature
 from raydp.geometry.kfac import estimate_curvature
 from raydp.geometry.whitening import FlooredGeometry
-from raydp.privacy.mechanism import Phase, PhaseSpec
+from raydp.privacy.mechanism import Phase, PhaseSpec, grid_spacing
 from raydp.privacy.noise import NoiseKey
 from raydp.training.gradients import PerExampleGradients, average_copies
 from raydp.training.step import ClippedSum, clip, private_gradient
@@ -143,7 +142,7 @@ def test_turning_keeps_lengths_and_no_example_moves_the_sum_by_more_than_c(
     assert sum(geometry.sizes) == sum(sizes_of(model))
     assert bool((flat(clip(coordinates, clip_norm)).double().norm(dim=1) <= clip_norm * (1 + 1e-5)).all())
     for index in range(count):
-        alone = ClippedSum(geometry=geometry, clip_norm=clip_norm)
+        alone = ClippedSum(geometry=geometry, clip_norm=clip_norm, spacing=grid_spacing(clip_norm))
         alone.add([gradient[index : index + 1] for gradient in gradients])
         assert float(torch.cat(alone.coordinates()).double().norm()) <= clip_norm * (1 + 1e-5)
 
@@ -156,16 +155,10 @@ def test_an_augmented_example_is_one_vector_of_length_c() -> None:
     assert bool((flat(clip(geometry.project(averaged), 0.1)).norm(dim=1) <= 0.1 * (1 + 1e-5)).all())
 
 
-class _GivenNoise:
-    """A key that draws what it is given, in float64."""
-
-    def __init__(self, draws: list[Tensor]) -> None:
-        self.draws = draws
-
-    def gaussian(self, shape: tuple[int, ...], *address: str | int) -> np.ndarray:
-        index = address[-1]
-        assert isinstance(index, int)
-        return self.draws[index].reshape(shape).numpy()
+def unrounded(geometry: Geometry, gradients: list[Tensor], noise: list[Tensor], *, chosen: Phase) -> list[Tensor]:
+    """The private step's arithmetic with a given noise, and without the grid that the step itself rounds to."""
+    clipped = clip(geometry.project(gradients), chosen.clip_norm)
+    return [(c.sum(dim=0) + chosen.noise_std * z) / chosen.batch_size for c, z in zip(clipped, noise, strict=True)]
 
 
 @pytest.mark.usefixtures("double")
@@ -186,20 +179,13 @@ def test_a_floor_above_all_eigenvalues_is_dp_sgd(excess: float) -> None:
     assert 0 < int((lengths > clip_norm).sum()) < 16
     whitening = Whitening(curvature=curvature, floor=floor)
     noise = [torch.randn(size) for size in whitening.sizes]
-    released = private_gradient(
-        [gradients],
-        geometry=whitening,
-        phase=phase(clip_norm=clip_norm),
-        step=3,
-        key=_GivenNoise(noise),  # type: ignore[arg-type]
-    )
+    released = unrounded(whitening, gradients, noise, chosen=phase(clip_norm=clip_norm))
     natural = rate * torch.cat(whitening.lift(released))
-    plain = private_gradient(
-        [gradients],
-        geometry=Identity(sizes=tuple(sizes_of(model))),
-        phase=phase(clip_norm=clip_norm * floor**0.5),
-        step=3,
-        key=_GivenNoise([floor**0.5 * part for part in whitening.lift(noise)]),  # type: ignore[arg-type]
+    plain = unrounded(
+        Identity(sizes=tuple(sizes_of(model))),
+        gradients,
+        [floor**0.5 * part for part in whitening.lift(noise)],
+        chosen=phase(clip_norm=clip_norm * floor**0.5),
     )
     assert float((natural - rate / floor * torch.cat(plain)).abs().max()) < 1e-8 * float(natural.abs().max())
 

@@ -104,7 +104,7 @@ def test_paired_runs_under_other_conditions_have_independent_noise(tmp_path: Pat
         )
         spec.directory.mkdir(parents=True)
         with run.LedgerWriter(spec.ledger_file, spec.plan) as ledger:
-            keys.append(run._Run(spec, ledger).keys["warmup"].gaussian(8, "noise").tolist())
+            keys.append(run._Run(spec, ledger).keys["warmup"].rounded_normals(8, 1e6, "noise").tolist())
     assert keys[0] == keys[1] != keys[2]
 
 

@@ -1,0 +1,145 @@
+"""A cryptographic stream of random words, and normals rounded to integers that are drawn from it exactly.
+
+The stream is AES-256 in counter mode (NIST SP 800-38A), which under the usual assumption on AES cannot be told from
+independent uniform bits. What is read from it depends on its 32-byte key alone: neither on the machine nor on the
+version of any library.
+
+**Rounded normals.** A pair of words stands for the leading 64 bits of two uniform numbers u, v in (0, 1), and
+s·sqrt(-2 ln u)·cos(2πv) and s·sqrt(-2 ln u)·sin(2πv) are two independent normals of standard deviation s (Box & Muller,
+Ann. Math. Statist. 29, 1958). They are computed in float64 to an absolute error below s·2^-43. Where the nearest
+integer depends on that error, or a uniform lies within 2^-18 of 0 or 1, 128 further bits are read for each uniform and
+everything is computed again to 256 bits. So the integer that is returned is the rounding of the *real* normal, but for
+an event of probability below 2^-100 a draw. Floating-point arithmetic decides how long it takes and nothing else.
+
+The error of the fast path, for u in [2^-18, 1 - 2^-18] and r = sqrt(-2 ln u) in [2^-8.5, 5]: the 64 bits leave u open
+by 2^-64 and float64 rounds it by 2^-54 at most, so ln u is off by 2^-54 near u = 1, where r is 2^-8.5, and by 2^-46
+near u = 2^-18, where r is 5; r is off by 2^-45.5 at most. The angle is off by 2^-50, the functions and products by a
+few units in the last place of numbers below 8. A test compares with 256 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from raydp import _validate
+
+#: Standard deviations up to this are drawn at full speed; beyond, more and more draws need the long arithmetic.
+LARGEST_FAST_SCALE = 2.0**30
+
+_ERROR = 2.0**-43  # absolute, of the fast path's standard normals
+_EDGE = 2.0**-18
+_MORE_BITS = 128
+_PAIRS_AT_ONCE = 2**13  # stays in the processor's caches; part of what a draw is
+
+
+class Stream:
+    """The stream of one key, read from its beginning.
+
+    Never send its state anywhere: it holds the key of the stream.
+
+    Args:
+        secret: 32 bytes, used for this stream alone.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self.__secret = secret
+        # The counter starts at 0: a key has one stream, so no pair of key and counter comes twice.
+        self.__encryptor = Cipher(algorithms.AES256(secret), modes.CTR(bytes(16))).encryptor()
+
+    def read(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        return self.__encryptor.update(bytes(count))
+
+    def words(self, count: int) -> np.ndarray:
+        """The next ``count`` words, uniform uint64."""
+        return np.frombuffer(self.read(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+    def random(self, shape: int | tuple[int, ...] = ()) -> np.ndarray:
+        """Uniform float64 in [0, 1), multiples of 2^-53, of the given shape."""
+        size = math.prod(shape) if isinstance(shape, tuple) else shape
+        return ((self.words(size) >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+    def below(self, probability: float, count: int) -> np.ndarray:
+        """``count`` independent events, bool, each of probability floor(p·2^64)/2^64: never above p."""
+        probability = _validate.between("probability", probability, 0, 1)
+        words = self.words(count)
+        if probability == 1.0:
+            return np.ones(count, dtype=bool)
+        return words < np.uint64(math.floor(math.ldexp(probability, 64)))
+
+    def rounded_normals(self, count: int, scale: float) -> np.ndarray:
+        """``count`` independent normals of mean 0 and standard deviation ``scale``, rounded to the nearest integer.
+
+        Args:
+            count: >= 0.
+            scale: s > 0, at most 2^57, so that 64-bit integers hold every draw (up to 16.4 standard deviations).
+
+        Returns:
+            int64 (count,).
+        """
+        scale = _validate.between("scale", scale, 0, 2.0**57, low_open=True)
+        pairs = (count + 1) // 2
+        pieces = [
+            self._rounded_pairs(start, min(_PAIRS_AT_ONCE, pairs - start), scale)
+            for start in range(0, pairs, _PAIRS_AT_ONCE)
+        ]
+        return np.concatenate([*pieces, np.empty(0, dtype=np.int64)])[:count]
+
+    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> np.ndarray:
+        """Standard normals rounded to multiples of 2^-30, float64: for augmentation. Noise is drawn as integers."""
+        size = math.prod(shape) if isinstance(shape, tuple) else shape
+        return (self.rounded_normals(size, LARGEST_FAST_SCALE) / LARGEST_FAST_SCALE).reshape(shape)
+
+    def _rounded_pairs(self, start: int, pairs: int, scale: float) -> np.ndarray:
+        """The pairs from place ``start`` on: all cosines, then all sines, int64 (2·pairs,)."""
+        first, second = self.words(pairs), self.words(pairs)
+        uniform = first * 2.0**-64
+        radius = scale * np.sqrt(-2.0 * np.log(np.maximum(uniform, 2.0**-64)))
+        angle = second * (2.0 * math.pi * 2.0**-64)
+        exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        rounded = np.rint(exact)
+        distance = np.abs(exact - rounded)
+        doubtful = set((np.flatnonzero(distance > 0.5 - scale * _ERROR) % pairs).tolist())
+        doubtful.update(np.flatnonzero((uniform < _EDGE) | (uniform > 1 - _EDGE)).tolist())
+        found = rounded.astype(np.int64)
+        for place in sorted(doubtful):
+            long = self._long_pair(start + place, int(first[place]), int(second[place]), scale)
+            found[place], found[pairs + place] = long
+        return found
+
+    def _long_pair(self, pair: int, first: int, second: int, scale: float) -> tuple[int, int]:
+        """One pair to 256 bits; its further bits belong to the pair's place, whatever else is drawn."""
+        more = hashlib.blake2b(
+            pair.to_bytes(8, "big"), key=self.__secret, digest_size=2 * _MORE_BITS // 8, person=b"raydp.more"
+        ).digest()
+        middle = len(more) // 2
+        return long_pair(
+            (first << _MORE_BITS) + int.from_bytes(more[:middle], "big"),
+            (second << _MORE_BITS) + int.from_bytes(more[middle:], "big"),
+            bits=64 + _MORE_BITS,
+            scale=scale,
+        )
+
+
+def long_pair(first: int, second: int, *, bits: int, scale: float) -> tuple[int, int]:
+    """The rounded Box-Muller pair of the uniforms (first + 1/2)/2^bits and (second + 1/2)/2^bits, to 256 bits."""
+    context = _long_arithmetic()
+    uniform = context.ldexp(2 * first + 1, -bits - 1)
+    angle = 2 * context.pi * context.ldexp(2 * second + 1, -bits - 1)
+    radius = context.mpf(scale) * context.sqrt(-2 * context.log(uniform))
+    return int(context.nint(radius * context.cos(angle))), int(context.nint(radius * context.sin(angle)))
+
+
+@functools.cache
+def _long_arithmetic() -> Any:
+    import mpmath  # here, because most processes never need it
+
+    context = mpmath.MPContext()  # of our own: the global one belongs to everybody
+    context.prec = 256
+    return context
