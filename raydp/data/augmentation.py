@@ -8,7 +8,6 @@ once and can be sliced, so that micro-batches see the same views as one large ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raydp import _validate
+from raydp._randomness import Randomness
 from raydp.errors import InvalidValue
 
 KINDS = ("none", "crop", "crop_flip")
@@ -49,14 +49,6 @@ class Augmentation:
             )
 
 
-class Uniforms(Protocol):
-    """What random numbers are drawn from: a :class:`raydp.privacy.stream.Stream`, or numpy's Generator."""
-
-    def random(self, shape: tuple[int, ...], /) -> np.ndarray:
-        """Uniform in [0, 1)."""
-        ...
-
-
 @dataclass(frozen=True)
 class AugmentationDraw:
     """The random numbers of n examples with K views each; slicing it slices the examples.
@@ -79,7 +71,7 @@ class AugmentationDraw:
         return AugmentationDraw(self.top[examples], self.left[examples], self.flip[examples], self.padding)
 
 
-def draw(augmentation: Augmentation, n: int, generator: Uniforms) -> AugmentationDraw:
+def draw(augmentation: Augmentation, n: int, generator: Randomness) -> AugmentationDraw:
     """The random numbers for n examples, in one call of the generator (none at all for kind ``none``)."""
     shape = (n, augmentation.multiplicity)
     if augmentation.kind == "none":
@@ -124,6 +116,6 @@ def apply(images: Tensor, parameters: AugmentationDraw) -> Tensor:
     return views.permute(0, 1, 4, 2, 3).reshape(n * copies, channels, height, width)
 
 
-def augment(images: Tensor, augmentation: Augmentation, generator: Uniforms) -> Tensor:
+def augment(images: Tensor, augmentation: Augmentation, generator: Randomness) -> Tensor:
     """:func:`draw` and :func:`apply` in one: (n, C, H, W) to (n·K, C, H, W)."""
     return apply(images, draw(augmentation, len(images), generator))

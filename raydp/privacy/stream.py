@@ -60,10 +60,10 @@ class Stream:
         """The next ``count`` words, uniform uint64."""
         return np.frombuffer(self.read(8 * count), dtype="<u8").astype(np.uint64, copy=False)
 
-    def random(self, shape: int | tuple[int, ...] = ()) -> np.ndarray:
+    def random(self, size: int | tuple[int, ...] = ()) -> np.ndarray:
         """Uniform float64 in [0, 1), multiples of 2^-53, of the given shape."""
-        size = math.prod(shape) if isinstance(shape, tuple) else shape
-        return ((self.words(size) >> np.uint64(11)) * 2.0**-53).reshape(shape)
+        count = math.prod(size) if isinstance(size, tuple) else size
+        return ((self.words(count) >> np.uint64(11)) * 2.0**-53).reshape(size)
 
     def below(self, probability: float, count: int) -> np.ndarray:
         """``count`` independent events, bool, each of probability floor(p·2^64)/2^64: never above p."""
@@ -91,10 +91,18 @@ class Stream:
         ]
         return np.concatenate([*pieces, np.empty(0, dtype=np.int64)])[:count]
 
-    def standard_normal(self, shape: int | tuple[int, ...] = ()) -> np.ndarray:
-        """Standard normals rounded to multiples of 2^-30, float64: for augmentation. Noise is drawn as integers."""
-        size = math.prod(shape) if isinstance(shape, tuple) else shape
-        return (self.rounded_normals(size, LARGEST_FAST_SCALE) / LARGEST_FAST_SCALE).reshape(shape)
+    def integers(self, low: int, high: int, size: int | tuple[int, ...] = ()) -> np.ndarray:
+        """Uniform int64 in [low, high), to a relative (high - low)·2^-53."""
+        return low + np.floor(self.random(size) * (high - low)).astype(np.int64)
+
+    def standard_normal(self, size: int | tuple[int, ...] = (), dtype: Any = np.float64) -> np.ndarray:
+        """Standard normals rounded to multiples of 2^-30, and then to ``dtype``.
+
+        For augmentation and the randomness of a loss. What is added to a sum is drawn as integers.
+        """
+        count = math.prod(size) if isinstance(size, tuple) else size
+        draws = self.rounded_normals(count, LARGEST_FAST_SCALE) / LARGEST_FAST_SCALE
+        return draws.astype(dtype, copy=False).reshape(size)
 
     def _rounded_pairs(self, start: int, pairs: int, scale: float) -> np.ndarray:
         """The pairs from place ``start`` on: all cosines, then all sines, int64 (2·pairs,)."""

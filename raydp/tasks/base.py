@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raydp._randomness import Randomness
 from raydp.errors import InvalidValue
 
 InputShape = tuple[int, ...]
@@ -92,7 +92,7 @@ class Task(ABC):
             targets: (n, …), of :meth:`examples`.
         """
 
-    def draw(self, n: int, input_shape: InputShape, generator: np.random.Generator) -> Draw | None:
+    def draw(self, n: int, input_shape: InputShape, generator: Randomness) -> Draw | None:
         """The randomness of n training examples; None for a task without any."""
         return None
 

@@ -170,3 +170,10 @@ def test_standard_normals_lie_on_their_grid() -> None:
     assert draws.shape == (50, 3)
     assert np.array_equal(draws * 2.0**30, np.rint(draws * 2.0**30))
     assert stats.kstest(draws.ravel(), "norm").pvalue > 1e-4
+    assert Stream(SECRET).standard_normal((4, 2), dtype=np.float32).dtype == np.float32
+
+
+def test_integers_are_uniform_in_their_range() -> None:
+    draws = Stream(SECRET).integers(-2, 5, (70_000, 1))
+    assert draws.shape == (70_000, 1)
+    assert stats.chisquare(np.bincount(draws.ravel() + 2, minlength=7)).pvalue > 1e-4
