@@ -54,9 +54,9 @@ NOISE_CLAIM = (
     "The clipped vectors are summed exactly as integers on a grid of a power of two, each cut off towards zero, and "
     "the noise is a normal rounded to an integer exactly but for probability 2^-100 a draw: the Gaussian mechanism "
     "followed by rounding, which floating-point attacks (Mironov 2012; Jin et al. 2022; Casacuberta et al. 2022) do "
-    "not reach. DP-NGD's whitened sum is projected in float32 before it is put on the grid: its sensitivity is C up to that "
-    "rounding. The guarantee is computational: it assumes that AES-256 and BLAKE2b are pseudo-random. Timing is not "
-    "covered."
+    "not reach. DP-NGD's whitened sum is projected in float32 before it is put on the grid: its sensitivity is C up "
+    "to that rounding. The guarantee is computational: it assumes that AES-256 and BLAKE2b are pseudo-random. Timing "
+    "is not covered."
 )
 
 #: What the draws are and what is claimed of them, for statements and reports.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raydp._randomness import Randomness
 from raydp.errors import InvalidValue, MissingPackage
 from raydp.models.denoiser import sample, signal_levels, with_time
 from raydp.models.encoders import load_encoder
@@ -76,7 +77,7 @@ class Denoising(Task):
         """Sum over the examples of the mean squared error of their pixels, (n, C, H, W) both."""
         return (outputs - targets).square().flatten(1).mean(dim=1).sum()
 
-    def draw(self, n: int, input_shape: InputShape, generator: np.random.Generator) -> NoiseDraw:
+    def draw(self, n: int, input_shape: InputShape, generator: Randomness) -> NoiseDraw:
         times = torch.from_numpy(generator.integers(0, STEPS, n))
         return NoiseDraw(times, torch.from_numpy(generator.standard_normal((n, *input_shape), dtype=np.float32)))
 
