@@ -59,13 +59,6 @@ NOISE_CLAIM = (
     "is not covered."
 )
 
-#: What the draws are and what is claimed of them, for statements and reports.
-NOISE_SOURCE = "Philox4x64-10 (numpy), keyed by BLAKE2b from the operating system's entropy"
-NOISE_CLAIM = (
-    "The noise is added in double precision. The generator is statistical, not cryptographic, and no claim is made "
-    "against attacks on the low bits of floating-point noise (Mironov 2012)."
-)
-
 
 class NoiseKey:
     """32 secret bytes. Whoever holds them can subtract the noise, so they are never shown.
