@@ -70,7 +70,8 @@ def load(path: Path) -> dict[str, Any]:
     """The state in one checkpoint file.
 
     Raises:
-        CorruptFile: the file is torn, altered, or of another layout.
+        CorruptFile: the file is torn, altered, of another layout, or holds anything but tensors and plain values.
+            Nothing of what it holds is executed.
     """
     content = path.read_bytes()
     header, separator, payload = content.partition(b"\n")
@@ -78,7 +79,14 @@ def load(path: Path) -> dict[str, Any]:
         raise CorruptFile(f"{path} is not a checkpoint of layout 1.")
     if hashlib.sha256(payload).hexdigest().encode() != header[len(_MAGIC) :]:
         raise CorruptFile(f"{path} does not match its checksum.")
-    return torch.load(io.BytesIO(payload), weights_only=True)
+    try:
+        state = torch.load(io.BytesIO(payload), weights_only=True)
+    # torch's reader fails on hostile input in ways that it does not list: EOFError, KeyError, RuntimeError, ….
+    except Exception as error:
+        raise CorruptFile(f"{path} does not hold tensors and plain values ({type(error).__name__}).") from error
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise CorruptFile(f"{path} does not hold the state of a run.")
+    return state
 
 
 def remove(directory: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from raydp import _validate, data, models
 from raydp.data import Batch, Dataset
 from raydp.data.augmentation import Augmentation, apply, draw
-from raydp.errors import Diverged, InvalidValue, RaydpError
+from raydp.errors import CorruptFile, Diverged, InvalidValue, LedgerRefusal, RaydpError
 from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
@@ -135,8 +136,12 @@ def _last_report(spec: RunSpec) -> Report | None:
     lines = spec.metrics_file.read_bytes().split(b"\n")[:-1]
     if not lines:
         return None
-    record = json.loads(lines[-1])
-    return Report(step=record["step"], steps=spec.plan.steps, metrics=record["metrics"], diagnostics={})
+    try:
+        record = _validate.json_object(lines[-1])
+        step = _validate.integer("step", record["step"], low=0, high=spec.plan.steps)
+        return Report(step=step, steps=spec.plan.steps, metrics=dict(record["metrics"]), diagnostics={})
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(f"the last line of {spec.metrics_file} is damaged: {error}. Restore the file.") from error
 
 
 class _Run:
@@ -303,8 +308,10 @@ class _Run:
         geometry = self.policy.geometry(phase.name, step)
         key = self.keys[phase.name]
         try:
-            released = self._query(phase, step, geometry, key)
-        except RaydpError:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what a library warns of may name the size of a private batch
+                released = self._query(phase, step, geometry, key)
+        except LedgerRefusal:  # speaks of the plan alone
             raise
         except Exception as error:
             raise RaydpError(

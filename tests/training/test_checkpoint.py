@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import os
 import pickle
 from pathlib import Path
@@ -46,9 +48,29 @@ def test_pickled_code_is_not_executed(tmp_path: Path) -> None:
             return os.system, (f"touch {tmp_path / 'executed'}",)
 
     path = checkpoint.save(tmp_path, 1, {"step": 1, "evil": Evil()})
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(CorruptFile, match="does not hold tensors and plain values"):
         checkpoint.load(path)
+    assert checkpoint.load_latest(tmp_path) is None
+    for payload in (pickle.dumps(Evil()), pickle.dumps({"step": Evil()}, protocol=0), b"", b"PK\x03\x04"):
+        _forge(path, payload)
+        with pytest.raises(CorruptFile):
+            checkpoint.load(path)
     assert not (tmp_path / "executed").exists()
+
+
+def _forge(path: Path, payload: bytes) -> None:
+    """A checkpoint whose checksum is right, whatever it holds."""
+    path.write_bytes(b"raydp checkpoint 1 " + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {1: 2}, torch.zeros(2), None])
+def test_what_is_no_state_is_refused(tmp_path: Path, content: object) -> None:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    path = tmp_path / "checkpoint-000000001.pt"
+    _forge(path, buffer.getvalue())
+    with pytest.raises(CorruptFile, match="does not hold the state of a run"):
+        checkpoint.load(path)
 
 
 def test_a_full_disk_keeps_the_old_checkpoint_and_says_what_to_do(
