@@ -18,7 +18,7 @@ ALLOWED = {
     "models": set(),
     "tasks": {"models"},
     "data": {"privacy"},
-    "methods": {"geometry", "privacy", "tasks"},
+    "methods": {"geometry", "models", "privacy", "tasks"},
     "training": {"methods", "geometry", "privacy", "data", "models", "tasks"},
     "search": {"training", "methods", "geometry", "privacy", "data", "models", "tasks"},
 }

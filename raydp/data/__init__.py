@@ -2,7 +2,7 @@
 
 from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, augment, draw
 from raydp.data.public import check_public, load_public
-from raydp.data.sources import Dataset, Normalization, catalogue, load, task_of
+from raydp.data.sources import Dataset, Normalization, catalogue, is_family, is_named, load, task_of
 from raydp.data.types import Batch, PrivateAccess, PrivateData, PublicData
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "catalogue",
     "check_public",
     "draw",
+    "is_family",
+    "is_named",
     "load",
     "load_public",
     "task_of",

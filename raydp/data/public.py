@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 
 from raydp import _validate
-from raydp.data import families
+from raydp.data import families, regression
 from raydp.data.parquet import read_images
-from raydp.data.sources import bundled_public, catalogue
+from raydp.data.sources import bundled_public, catalogue, is_family
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import InvalidValue, UnknownName
 
 _FILES = ("public.parquet", "train.parquet", "val.parquet", "test.parquet")
 
 
-def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -> PublicData:
+def load_public(
+    name_or_path: str, *, limit: int | None = None, seed: int = 0, set_size: int | None = None
+) -> PublicData:
     """A public data set.
 
     Args:
@@ -24,8 +26,9 @@ def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -
         read, with a
             family's public sets; or a
             name of :func:`raydp.data.catalogue`, all of whose examples then count as public.
-        limit: draw this many examples at random, without replacement.
-        seed: of that draw. Public randomness.
+        limit: draw this many examples at random, without replacement; of a family, so many data sets.
+        seed: of that draw. Public randomness. The data sets of a family do not depend on it.
+        set_size: examples in each data set of a family; None takes the family's own size.
 
     Raises:
         UnknownName: no such name or path.
@@ -33,6 +36,9 @@ def load_public(name_or_path: str, *, limit: int | None = None, seed: int = 0) -
     """
     if limit is not None:
         limit = _validate.integer("public_limit", limit, low=1)
+    if is_family(name_or_path):
+        tasks, points = limit or regression.PUBLIC_TASKS, set_size or regression.POINTS
+        return regression.family(name_or_path).public(tasks, points)
     path = Path(name_or_path).expanduser()
     if path.exists():
         public = _read(path)

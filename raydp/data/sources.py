@@ -22,12 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from raydp import _validate
-from raydp.data import families
+from raydp.data import families, regression
 from raydp.data.parquet import read_images, read_labels
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
-HoldoutVisibility = Literal["public benchmark", "private hold-out"]
+HoldoutVisibility = Literal["public benchmark", "private hold-out", "synthetic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Dataset:
         holdout: what metrics are measured on.
         holdout_visibility: ``public benchmark``, where measuring costs no privacy, or ``private hold-out``: the
             examples are as private as the others, no ledger covers what is measured on them, and the metric must
-            be labelled so.
+            be labelled so; or ``synthetic``, where there are no people behind the examples.
         normalization: public constants.
         summary: one line.
         task: what a model of these data is for, a name of :data:`raydp.tasks.TASKS`; a search may choose another.
@@ -96,7 +96,7 @@ _BENCHMARKS = {
 }
 
 
-def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
+def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dataset:
     """Load a data set.
 
     Args:
@@ -105,6 +105,7 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
             a sixth, chosen by a hash of each image, becomes a private hold-out; or a member's file of a family of
             neighbour sets (:func:`raydp.data.neighbours.write_family`), measured against its own images.
         limit: keep the first ``limit`` private examples only.
+        member: which private data set of a family (:func:`is_family`); other sources have member 0 alone.
 
     The number of classes is what the file's metadata names, else the largest label of the training file plus one; it
     counts as public, as do the image size and the number of private examples. The last result is kept in memory, as
@@ -116,12 +117,15 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
     """
     if limit is not None:
         limit = _validate.integer("limit", limit, low=1)
+    if is_family(name_or_path):
+        return _load_member(name_or_path, regression.POINTS if limit is None else limit, member)
+    _validate.integer(f"member of {name_or_path}", member, low=0, high=0)
     if name_or_path in _BUNDLED:
         return _load_bundled(name_or_path, limit)
     path = Path(name_or_path).expanduser()
     if not path.exists():
         where = f"data (a name, or a path seen from {Path.cwd()})"
-        raise UnknownName(where, str(name_or_path), _BUNDLED)
+        raise UnknownName(where, str(name_or_path), catalogue())
     if families.is_member(path):
         return _load_neighbours(path.resolve(), limit, path.stat().st_mtime_ns)
     if path.is_file():
@@ -142,13 +146,45 @@ def load(name_or_path: str, *, limit: int | None = None) -> Dataset:
 
 def task_of(name_or_path: str) -> str:
     """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return."""
+    if is_family(name_or_path):
+        return "regression"
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
     return "denoising" if families.is_member(Path(name_or_path).expanduser()) else "classification"
 
 
+def is_family(name_or_path: str) -> bool:
+    """Whether the data set is a family of many private data sets, of different people, one of which a run takes."""
+    return regression.is_regression(name_or_path)
+
+
+def is_named(name_or_path: str) -> bool:
+    """Whether it is a data set of the catalogue, with or without options, and not a path."""
+    return name_or_path in _BUNDLED or is_family(name_or_path)
+
+
 def catalogue() -> dict[str, str]:
     """The bundled data sets: name -> one line."""
-    return {name: source.summary for name, source in _BUNDLED.items()}
+    return {
+        **{name: source.summary for name, source in _BUNDLED.items()},
+        regression.NAME: "a family of synthetic linear-regression tasks (arXiv 2606.26772, section 4), each with a "
+        f"private set of its own; options as in {regression.NAME}:dimension=64,gamma=1",
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _load_member(name: str, points: int, member: int) -> Dataset:
+    tasks = regression.family(name)
+    member = _validate.integer(f"member of {name}", member, low=0)
+    private, held = tasks.private(member, points)
+    return Dataset(
+        name=name,
+        private=private,
+        holdout=held,
+        normalization=Normalization(mean=(0.0,), std=(1.0,)),
+        summary=f"{points} examples of a linear-regression task in {tasks.dimension} dimensions, member {member}",
+        holdout_visibility="synthetic",
+        task="regression",
+    )
 
 
 @functools.lru_cache(maxsize=1)

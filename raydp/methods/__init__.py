@@ -8,6 +8,7 @@ from types import MappingProxyType
 from raydp import _validate
 from raydp.methods.ada_dps import AdaDps
 from raydp.methods.base import GradientHyperparameters, Hyperparameters, Method, Policy, PublicExamples, Setting
+from raydp.methods.dp_deepsets import DpDeepSets
 from raydp.methods.dp_ngd import DpNgd
 from raydp.methods.dp_sgd import DpSgd
 from raydp.methods.dp_sgd_pt import DpSgdPt
@@ -46,6 +47,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             AdaDps(),
             Gep(),
             PdaDpmd(),
+            DpDeepSets(),
         )
     }
 )

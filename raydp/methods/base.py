@@ -149,6 +149,7 @@ class Setting:
         public: public examples, or None where the search names none.
         input_shape: (C, H, W) of the images or (d,) of the features, a public constant; None where there are none.
         task: what the model is for: its loss.
+        num_classes: of the private targets, a public constant; None where they are numbers.
     """
 
     plan: Plan
@@ -157,6 +158,7 @@ class Setting:
     public: PublicExamples | None = None
     input_shape: tuple[int, ...] | None = None
     task: Task = TASKS["classification"]
+    num_classes: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -52,7 +52,9 @@ def calibrate(
         cache: where solved plans are kept, or None.
 
     Returns:
-        A Plan. ``composed``: its certified upper bound lies in [epsilon (1 - 1e-4), epsilon].
+        A Plan. ``composed``: its certified upper bound lies in [epsilon (1 - 1e-4), epsilon]. Where every phase is a
+        Gaussian on all data and the accountant is pld, epsilon is exact and sigma the least there is, up to rounding.
+        A phase of ``classical`` calibration spends what the certificate says.
 
     Raises:
         InvalidValue: no phase, a missing or superfluous share, two phases of one name.
@@ -93,6 +95,8 @@ def _check_phases(phases: tuple[PhaseSpec, ...]) -> None:
             "must be None for the last phase, which takes what the composition leaves",
             "Leave it out.",
         )
+    if len(phases) > 1 and any(spec.calibration == "classical" for spec in phases):
+        raise InvalidValue("calibration", "classical", "is for the only phase of a plan", "Choose 'exact'.")
 
 
 def _solve(
@@ -117,7 +121,9 @@ def _solve(
         if spent > budget.epsilon * (1 - SLACK):
             reason = f"the phases before it already spend epsilon = {spent:.6g} of {budget.epsilon:.6g}"
             raise Infeasible(last.name, reason, _nearest(solver, earlier))
-        sigma = solver.sigma(last, fixed, budget.epsilon)
+        sigma = (
+            _classical(solver, last) if last.calibration == "classical" else solver.sigma(last, fixed, budget.epsilon)
+        )
     solved.append(Phase(spec=last, noise_multiplier=sigma))
     mechanisms = tuple(phase.mechanism for phase in solved)
     certificate = {accountant: solver.certificate(mechanisms)}
@@ -131,6 +137,26 @@ def _solve(
                 )
             certificate[name] = other
     return Plan(budget=budget, phases=tuple(solved), certificate=certificate, accountant=accountant, split=split)
+
+
+def _classical(solver: _Solver, spec: PhaseSpec) -> float:
+    """Sigma of the classical formula for T releases of equal noise, if it keeps to the budget.
+
+    Raises:
+        Infeasible: it does not; with its true epsilon and the sigma that would.
+    """
+    budget = solver.budget
+    sigma = math.sqrt(spec.steps) * gaussian.classical_noise_multiplier(budget)
+    spent = solver.upper((Mechanism(noise_multiplier=sigma, sample_rate=1.0, steps=spec.steps),))
+    if spent > budget.epsilon:
+        needed = math.sqrt(spec.steps) * gaussian.noise_multiplier(budget)
+        raise Infeasible(
+            spec.name,
+            f"the classical formula gives sigma = {sigma:.6g}, which spends epsilon = {spent:.4g} and not "
+            f"{budget.epsilon:g} at delta = {budget.delta:g}: it is proven for epsilon < 1 only. The analytic "
+            f"calibration takes sigma = {needed:.6g}",
+        )
+    return sigma
 
 
 def _nearest(solver: _Solver, earlier: Sequence[PhaseSpec]) -> dict[str, float]:
@@ -190,8 +216,10 @@ class _Solver:
         def mechanisms(sigma: float) -> tuple[Mechanism, ...]:
             return (*fixed, Mechanism(noise_multiplier=sigma, sample_rate=spec.sample_rate, steps=spec.steps))
 
+        if self.accountant == "pld" and all(item.sample_rate == 1.0 for item in mechanisms(1.0)):
+            return self._gaussian(mechanisms, spec, fixed, target)
         start = _gaussian_guess(spec, fixed, target, self.budget)
-        if self.accountant != "pld" or all(item.sample_rate == 1.0 for item in mechanisms(1.0)):
+        if self.accountant != "pld":
             found = _search(lambda sigma: self.upper(mechanisms(sigma)), target, start, spec)
             self._last = None
             return found
@@ -216,6 +244,24 @@ class _Solver:
             interval = self._interval(mechanisms(start))
         self._last = (mechanisms(start), interval)
         return start
+
+    def _gaussian(
+        self,
+        mechanisms: Callable[[float], tuple[Mechanism, ...]],
+        spec: PhaseSpec,
+        fixed: tuple[Mechanism, ...],
+        target: float,
+    ) -> float:
+        """The least sigma where everything is Gaussian on all data: mu² adds up, so it has a closed form."""
+        total = gaussian.mu(target, self.budget.delta) / gaussian.sensitivity(self.budget.adjacency)
+        left = total**2 - sum(item.steps / item.noise_multiplier**2 for item in fixed)
+        if left <= 0:
+            raise Infeasible(spec.name, f"the phases before it leave nothing of epsilon = {target:.6g}")
+        sigma = math.sqrt(spec.steps / left)
+        while (interval := self._interval(mechanisms(sigma))).upper > target:
+            sigma *= 1 + 1e-12  # the certificate is rounded up, so the noise is too
+        self._last = (mechanisms(sigma), interval)
+        return sigma
 
 
 class _PldSearch:

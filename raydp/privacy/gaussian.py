@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from raydp import _validate
-from raydp.privacy.budget import Budget
+from raydp.privacy.budget import ADJACENCIES, Adjacency, Budget
 
 # Relative widening of a root, so that a bound stays a bound after floating-point root finding.
 _ROUNDING = 1e-12
@@ -78,5 +78,35 @@ def noise_multiplier(budget: Budget) -> float:
 
     ``add_remove``: the sum has sensitivity C, sigma = 1/mu. ``replace_one``: sensitivity 2C, sigma = 2/mu.
     """
-    sensitivity = 2.0 if budget.adjacency == "replace_one" else 1.0
-    return sensitivity / mu(budget.epsilon, budget.delta)
+    return sensitivity(budget.adjacency) / mu(budget.epsilon, budget.delta)
+
+
+def classical_noise_multiplier(budget: Budget) -> float:
+    """Sigma of the classical formula, s² = 2 log(1.25/delta) (D/epsilon)² (Dwork & Roth 2014, Theorem A.1).
+
+    With D = 2C/N it is the s² = 8 C² log(1.25/delta)/(epsilon² N²) of DP-DeepSets (arXiv 2606.26772, section 3). Its
+    theorem holds for epsilon < 1 only: above (from 8.42 on at delta = 1e-5) it adds too little noise, below more than
+    is needed. Ask :func:`epsilon` what it really spends.
+    """
+    return sensitivity(budget.adjacency) * math.sqrt(2 * math.log(1.25 / budget.delta)) / budget.epsilon
+
+
+def sensitivity(adjacency: Adjacency) -> float:
+    """Sensitivity of a sum of vectors clipped to norm C, in units of C: 1 for ``add_remove``, 2 for ``replace_one``."""
+    return 2.0 if _validate.one_of("adjacency", adjacency, ADJACENCIES) == "replace_one" else 1.0
+
+
+def by_adjacency(noise_multiplier: float, *, delta: float, steps: int = 1) -> dict[Adjacency, float]:
+    """Epsilon of the same noise under either adjacency: how a release for one compares with releases for the other.
+
+    ``steps`` releases on all data, with noise of standard deviation sigma·C on the sum. Seen by ``add_remove`` the sum
+    moves by at most C, seen by ``replace_one`` by at most 2C: a mechanism for ``replace_one`` is one for
+    ``add_remove`` with sigma halved.
+
+    Raises:
+        InvalidValue: an argument is out of range.
+    """
+    steps = _validate.integer("steps", steps, low=1)
+    root = math.sqrt(steps) / _validate.positive("noise_multiplier", noise_multiplier)
+    both: tuple[Adjacency, Adjacency] = ("add_remove", "replace_one")
+    return {name: epsilon(delta, sensitivity(name) * root) for name in both}

@@ -9,6 +9,8 @@ from typing import Any
 from raydp import _validate
 from raydp.errors import InvalidValue
 
+CALIBRATIONS = ("exact", "classical")
+
 #: C/γ lies below this, so that float32 holds every entry of a clipped vector on the grid exactly.
 GRID_CELLS = 2**23
 _NOISY = 2.0**7  # sigma from which the grid widens with the noise
@@ -59,6 +61,9 @@ class PhaseSpec:
         clip_norm: C > 0, one L2 norm over all coordinates of the phase's geometry.
         share: the phase's nominal share of epsilon in (0, 1); None for the last phase, which takes what the
             composition leaves.
+        calibration: ``exact`` solves for the least noise; ``classical`` takes the classical formula of the Gaussian
+            mechanism, for the only phase of a plan and on all data (q = 1). A classical plan spends what its
+            certificate says, which is less than the budget; where it would be more, there is none.
     """
 
     name: str
@@ -67,6 +72,7 @@ class PhaseSpec:
     population: int
     clip_norm: float
     share: float | None = None
+    calibration: str = "exact"
 
     def __post_init__(self) -> None:
         _validate.name("phase name", self.name)
@@ -87,6 +93,14 @@ class PhaseSpec:
         if self.share is not None:
             share = _validate.between(f"{self.name}.share", self.share, 0, 1, low_open=True, high_open=True)
             object.__setattr__(self, "share", share)
+        _validate.one_of(f"{self.name}.calibration", self.calibration, CALIBRATIONS)
+        if self.calibration == "classical" and self.sample_rate != 1.0:
+            raise InvalidValue(
+                f"{self.name}.calibration",
+                self.calibration,
+                "is a formula for queries on all data",
+                "Choose batch_size = population, or calibration = 'exact'.",
+            )
 
     @property
     def sample_rate(self) -> float:
@@ -155,11 +169,12 @@ class Phase:
             "batch_size": self.batch_size,
             "population": self.spec.population,
             "share": self.spec.share,
+            **({} if self.spec.calibration == "exact" else {"calibration": self.spec.calibration}),
         }
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Phase:
         """Inverse of :meth:`to_json`; ``sample_rate`` is derived again from the sizes."""
         fields = ("name", "steps", "batch_size", "population", "clip_norm", "share")
-        spec = PhaseSpec(**{key: record[key] for key in fields})
+        spec = PhaseSpec(**{key: record[key] for key in fields}, calibration=record.get("calibration", "exact"))
         return cls(spec=spec, noise_multiplier=record["noise_multiplier"])

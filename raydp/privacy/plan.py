@@ -105,6 +105,11 @@ class Plan:
         return self.certificate[self.accountant]
 
     @property
+    def exhausts(self) -> bool:
+        """Whether the plan spends its budget up to rounding: no share is wasted, no noise comes from a formula."""
+        return self.split == "composed" and all(phase.spec.calibration == "exact" for phase in self.phases)
+
+    @property
     def mechanisms(self) -> tuple[Mechanism, ...]:
         return tuple(phase.mechanism for phase in self.phases)
 

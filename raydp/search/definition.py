@@ -70,7 +70,8 @@ class Search:
         metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
             objectives. Without a metric the task's first one; without a mode, whichever way is better.
         trials: how many trials are trained. Infeasible points cost nothing and do not count.
-        seeds: runs of each trial (initial weights 0, 1, …); each is charged; the sampler sees the mean.
+        seeds: runs of each trial (initial weights 0, 1, …); each is charged; the sampler sees the mean. Of a family of
+            private data sets, run i takes member i: other people, who are charged for that run alone.
         sampler: ``tpe``, ``random``, ``gp`` or ``grid``.
         accountant: whose upper bound is held against the budget.
         split: ``composed``, or ``naive`` for comparison.
@@ -423,7 +424,7 @@ class Search:
 def _source(name_or_path: str) -> str:
     from raydp import data
 
-    return name_or_path if name_or_path in data.catalogue() else str(Path(name_or_path).expanduser().resolve())
+    return name_or_path if data.is_named(name_or_path) else str(Path(name_or_path).expanduser().resolve())
 
 
 def _is_plain(kind: Any) -> bool:

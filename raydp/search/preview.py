@@ -17,7 +17,7 @@ from raydp import data, models
 from raydp.errors import Infeasible, InvalidValue
 from raydp.geometry import Identity
 from raydp.methods.base import GradientHyperparameters, Hyperparameters
-from raydp.privacy import accountants
+from raydp.privacy import accountants, gaussian
 from raydp.privacy.mechanism import Mechanism, grid_spacing
 from raydp.privacy.plan import Plan
 from raydp.search.definition import Search
@@ -38,7 +38,9 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
 
     Returns:
         The documented JSON form: ``budget`` (``epsilon``, ``delta``, ``adjacency``), ``plans`` (each with ``point``,
-        ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan), ``resources`` and ``cost``.
+        ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan; where all noise is Gaussian on
+        all data, ``epsilon_by_adjacency``: what the same noise spends seen by either adjacency),
+        ``resources`` and ``cost``.
     """
     check(search)
     space = search.point_space
@@ -65,7 +67,13 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
             continue
         solved.append((config, plan))
         record = plan.to_json()
-        plans.append({**entry, "phases": record["phases"], "certificate": record["certificate"]})
+        planned = {**entry, "phases": record["phases"], "certificate": record["certificate"]}
+        if len(plan.phases) == 1 and plan.phases[0].sample_rate == 1.0:
+            only = plan.phases[0]
+            planned["epsilon_by_adjacency"] = gaussian.by_adjacency(
+                only.noise_multiplier, delta=search.budget.delta, steps=only.steps
+            )
+        plans.append(planned)
     resources, cost = _resources(search), {}
     if solved:
         cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])

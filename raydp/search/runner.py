@@ -123,7 +123,9 @@ def check(search: Search) -> None:
             "public", search.public, "is used by no method of this search", "Leave it out, or choose another method."
         )
     if search.public is not None:
-        data.check_public(data.load_public(search.public, limit=search.public_limit), dataset.private)
+        data.check_public(
+            data.load_public(search.public, limit=search.public_limit, set_size=len(dataset.private)), dataset.private
+        )
 
 
 def _check_task(search: Search, dataset: Dataset, model: nn.Module) -> None:

@@ -81,6 +81,9 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
         settings = " ".join(f"{key}={_short(value)}" for key, value in (plan.get("config") or {}).items())
         reason = f"  infeasible: {plan['reason']}" if plan.get("reason") else ""
         console.print(Text(f"{plan.get('point', index)}: {settings}{reason}"))
+        if seen := plan.get("epsilon_by_adjacency"):
+            both = ", ".join(f"{value:.6g} for {adjacency}" for adjacency, value in seen.items())
+            console.print(Text(f"  the same noise spends epsilon = {both}"))
     for part in ("resources", "cost"):
         for key, value in preview.get(part, {}).items():
             console.print(Text(f"{part} | {key.replace('_', ' ')}: {_short(value)}"))

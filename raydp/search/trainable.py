@@ -64,6 +64,7 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
     Each item has ``done``; a progress item has ``seed`` (position), ``fraction`` of the whole trial, ``step`` and
     ``metrics``. The last has ``metrics`` as name -> one value a finished seed.
     """
+    from raydp import data
     from raydp.privacy.noise import NoiseKey
     from raydp.search.run_directory import RunDirectory
     from raydp.training.run import RunSpec, execute
@@ -89,6 +90,7 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             plan=plan,
             data=assignment.data,
             data_limit=assignment.data_limit,
+            member=position if data.is_family(assignment.data) else 0,
             task=assignment.task,
             public=assignment.public,
             public_limit=assignment.public_limit,

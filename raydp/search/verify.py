@@ -66,7 +66,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         * its ledger holds fewer steps than the run reported, or less than the journal says that the trial spent, or
           the run of a seed before it has no ledger: something was lost or deleted;
         * its trial is complete and it has no ledger, executed fewer steps than planned, or spent less than
-          epsilon·(1 - 1e-4) (the latter unless the plan's split is ``naive``, which wastes some of the budget);
+          epsilon·(1 - 1e-4) (the latter unless the plan
+          wastes some of the budget on purpose, by the split ``naive`` or by noise of the classical formula);
         * it ran although the journal does not know its trial, or calls it infeasible.
 
         A run that is in progress, interrupted, failed or stopped may have spent less.
@@ -290,7 +291,7 @@ def _cut_short(run: ExecutedRun, plan: Plan | None, epsilon: _Intervals, budget:
                 f"{epsilon[name].lower:.6g} was spent"
             )
     upper = epsilon[accountant].upper
-    if plan.split == "composed" and upper < budget.epsilon * (1 - UNDER):
+    if plan.exhausts and upper < budget.epsilon * (1 - UNDER):
         return f"complete with epsilon = {upper:.6g} by {accountant}: less than the budget of {budget.epsilon:.6g}"
     return None
 

@@ -49,6 +49,7 @@ class RunSpec:
         method, config: which method, with which hyperparameters.
         plan: the certified plan. Every noise multiplier comes from here.
         data, data_limit: the data set by name or path, and how many private examples are used at most.
+        member: which private data set of a family.
         task: what the model is for; None for what the data set says.
         public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
         model: a model's name, or the file of a denoiser.
@@ -67,6 +68,7 @@ class RunSpec:
     model: str
     seed: int
     data_limit: int | None = None
+    member: int = 0
     task: str | None = None
     public: str | None = None
     public_limit: int | None = None
@@ -153,7 +155,7 @@ class _Run:
         self.seen = seen  # steps whose outcome has been reported
         self.method: Method = method(spec.method)
         self.hyperparameters: Hyperparameters = self.method.parse(spec.config)
-        self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit)
+        self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit, member=spec.member)
         self.task: Task = task(spec.task or self.dataset.task)
         self._check_plan()
         self._check_task()
@@ -172,6 +174,7 @@ class _Run:
             public=self.public,
             input_shape=private.input_shape,
             task=self.task,
+            num_classes=private.num_classes,
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
         # How the weights move; None for a method whose phases only observe.
@@ -208,7 +211,12 @@ class _Run:
         """The search's public examples, of the shape of the private ones and disjoint from them."""
         if self.spec.public is None:
             return None
-        public = data.load_public(self.spec.public, limit=self.spec.public_limit, seed=self.spec.seed)
+        public = data.load_public(
+            self.spec.public,
+            limit=self.spec.public_limit,
+            seed=self.spec.seed,
+            set_size=len(self.dataset.private),
+        )
         data.check_public(public, self.dataset.private)
         return PublicExamples(
             inputs=self.dataset.normalization.apply(public.inputs).to(self.spec.device),
