@@ -18,5 +18,7 @@ def linear(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def linear_map(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """One linear map without a bias: f(x) = ωᵀx for one output, whose d parameters are ω."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs, bias=False))
+    """One linear map without a bias: f(x) = ωᵀx for one output, whose d parameters are ω. It begins at 0."""
+    layer = nn.Linear(math.prod(input_shape), outputs, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from raydp.errors import InvalidValue, UnknownName
-from raydp.methods import METHODS, method
+from raydp.methods import METHODS, GradientHyperparameters, method
 from raydp.methods.online import OnlinePolicy
 from tests.training.helpers import setting
 
 PACKAGE = Path(__file__).parents[2] / "raydp"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [name for name, chosen in METHODS.items() if issubclass(chosen.hyperparameters, GradientHyperparameters)]
+)
 def test_defaults_make_phases_for_any_population(name: str) -> None:
     chosen = method(name)
     for population in (256, 1437, 60_000):

@@ -41,7 +41,7 @@ def test_a_run_does_not_go_on_with_other_private_data(tmp_path: Path, monkeypatc
     spec = begun(tmp_path, 2)
     original = data.load
 
-    def changed(name: str, *, limit: int | None = None) -> data.Dataset:
+    def changed(name: str, *, limit: int | None = None, member: int = 0) -> data.Dataset:
         dataset = original(name, limit=limit)
         every = dataset.private.non_private("a test changes one label")
         labels = every.targets.clone()
