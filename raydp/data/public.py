@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from raydp import _validate
 from raydp.data import families, regression
@@ -23,10 +24,10 @@ def load_public(
 
     Args:
         name_or_path: a Parquet file; a directory, whose public, train, val or test file (the first that exists) is
-        read, with a
-            family's public sets; or a
-            name of :func:`raydp.data.catalogue`, all of whose examples then count as public.
-        limit: draw this many examples at random, without replacement; of a family, so many data sets.
+            read, with a family's public sets; or a name of :func:`raydp.data.catalogue`, all of whose examples then
+            count as public.
+        limit: draw this many examples at random, without replacement; of a family or a file of data sets, the first
+            so many sets.
         seed: of that draw. Public randomness. The data sets of a family do not depend on it.
         set_size: examples in each data set of a family; None takes the family's own size.
 
@@ -48,6 +49,8 @@ def load_public(
         raise UnknownName(f"public (a name, or a path seen from {Path.cwd()})", str(name_or_path), catalogue())
     if limit is None:
         return public
+    if public.sets is not None:
+        return _limited_sets(public, public.sets, limit)
     if limit > len(public):
         raise InvalidValue(
             "public_limit", limit, f"must not exceed the {len(public)} examples of {public.name!r}", "Lower it."
@@ -58,6 +61,21 @@ def load_public(
         inputs=public.inputs[chosen],
         targets=public.targets[chosen],
         num_classes=public.num_classes,
+    )
+
+
+def _limited_sets(public: PublicData, sets: Tensor, limit: int) -> PublicData:
+    """The first ``limit`` of the data sets, whatever the seed: runs share what they learn from them."""
+    if limit > len(sets):
+        raise InvalidValue(
+            "public_limit", limit, f"must not exceed the {len(sets)} data sets of {public.name!r}", "Lower it."
+        )
+    return PublicData(
+        name=public.name,
+        inputs=public.inputs,
+        targets=public.targets,
+        num_classes=public.num_classes,
+        sets=sets[:limit],
     )
 
 
