@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,6 +42,14 @@ _MODELS = {
     ),
     "wrn_16_4": _Model(
         build=wrn_16_4, summary="Wide ResNet 16-4 with GroupNorm: 2,748,890 parameters for 32x32x3; images from 16x16"
+    ),
+    "resnet20_ws": _Model(
+        build=partial(resnet20, standardized=True),
+        summary="resnet20 with weight standardisation, as in De et al. 2022; for dp_ngd take resnet20",
+    ),
+    "wrn_16_4_ws": _Model(
+        build=partial(wrn_16_4, standardized=True),
+        summary="wrn_16_4 with weight standardisation, as in De et al. 2022; for dp_ngd take wrn_16_4",
     ),
     "mlp": _Model(build=mlp, summary="one hidden layer of 64 tanh units; any inputs", features=True),
     "linear": _Model(build=linear, summary="one linear map with a bias; any inputs", features=True),

@@ -1,7 +1,8 @@
 """Residual networks for 32×32 images, with GroupNorm in place of BatchNorm (which would mix examples).
 
 GroupNorm has the same affine parameters as BatchNorm, so the parameter counts are the published ones. 16 groups as in
-De et al. 2022 (arXiv 2204.13650); no in-place layers, because per-example gradients need each layer's output untouched.
+De et al. 2022 (arXiv 2204.13650), whose weight standardisation is an option; no in-place layers, because per-example
+gradients need each layer's output untouched.
 """
 
 from __future__ import annotations
@@ -10,35 +11,38 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydp.errors import InvalidValue
+from raydp.models.standardized import StandardizedConv2d
 
 InputShape = tuple[int, ...]
 GROUPS = 16
 
 
-def resnet20(input_shape: InputShape, num_classes: int) -> nn.Module:
+def resnet20(input_shape: InputShape, num_classes: int, *, standardized: bool = False) -> nn.Module:
     """ResNet-20 (He et al. 2016, section 4.2; parameter-free shortcuts): 269,722 parameters for 32×32×3, 10 classes."""
     channels = _channels("resnet20", input_shape)
+    conv = StandardizedConv2d if standardized else nn.Conv2d
     blocks: list[nn.Module] = [
-        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
+        conv(channels, 16, 3, padding=1, bias=False),
         nn.GroupNorm(GROUPS, 16),
         nn.ReLU(),
     ]
     width = 16
     for outputs in (16, 32, 64):
         for index in range(3):
-            blocks.append(_Basic(width, outputs, stride=2 if index == 0 and outputs > width else 1))
+            blocks.append(_Basic(width, outputs, conv=conv, stride=2 if index == 0 and outputs > width else 1))
             width = outputs
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_classes))
 
 
-def wrn_16_4(input_shape: InputShape, num_classes: int) -> nn.Module:
+def wrn_16_4(input_shape: InputShape, num_classes: int, *, standardized: bool = False) -> nn.Module:
     """Wide ResNet 16-4 (Zagoruyko & Komodakis 2016): 2,748,890 parameters for 32×32×3, 10 classes."""
     channels = _channels("wrn_16_4", input_shape)
-    blocks: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+    conv = StandardizedConv2d if standardized else nn.Conv2d
+    blocks: list[nn.Module] = [conv(channels, 16, 3, padding=1, bias=False)]
     width = 16
     for position, outputs in enumerate((64, 128, 256)):
         for index in range(2):
-            blocks.append(_PreActivated(width, outputs, stride=2 if index == 0 and position > 0 else 1))
+            blocks.append(_PreActivated(width, outputs, conv=conv, stride=2 if index == 0 and position > 0 else 1))
             width = outputs
     return nn.Sequential(
         *blocks,
@@ -53,11 +57,11 @@ def wrn_16_4(input_shape: InputShape, num_classes: int) -> nn.Module:
 class _Basic(nn.Module):
     """Two 3×3 convolutions; where the shape changes, the shortcut subsamples and pads with zeros (option A)."""
 
-    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, conv: type[nn.Conv2d], stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv1 = conv(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(GROUPS, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.conv2 = conv(outputs, outputs, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
         self._stride, self._padding = stride, (outputs - inputs) // 2
 
@@ -72,14 +76,14 @@ class _Basic(nn.Module):
 class _PreActivated(nn.Module):
     """Norm, ReLU, convolution, twice; where the shape changes, the shortcut is a 1×1 convolution."""
 
-    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, conv: type[nn.Conv2d], stride: int) -> None:
         super().__init__()
         self.norm1 = nn.GroupNorm(GROUPS, inputs)
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv1 = conv(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(GROUPS, outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.conv2 = conv(outputs, outputs, 3, padding=1, bias=False)
         changes = inputs != outputs or stride != 1
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if changes else None
+        self.shortcut = conv(inputs, outputs, 1, stride, bias=False) if changes else None
 
     def forward(self, inputs: Tensor) -> Tensor:
         active = F.relu(self.norm1(inputs))

@@ -17,7 +17,8 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydp.geometry.capture import LossFunction, capture, gradients_of_calls, layers_of, vmapped_gradients
+from raydp.geometry.capture import Formula, LossFunction, capture, gradients_of_calls, layers_of, vmapped_gradients
+from raydp.models.standardized import StandardizedConv2d
 from raydp.tasks import cross_entropy_sum
 
 # Per-example gradients held at once run fastest when they stay near the processor's caches: 16 MiB of float32.
@@ -64,6 +65,19 @@ def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient
     return result
 
 
+def _standardized_conv2d_formula(
+    layer: StandardizedConv2d, activations: list[Tensor], output_gradient: Tensor
+) -> dict[Tensor, Tensor]:
+    found = _conv2d_formula(layer.plain(), activations, output_gradient)
+    return {p: layer.weight_gradient(g) if p is layer.weight else g for p, g in found.items()}
+
+
+_FORMULAS: dict[type[nn.Module], Formula] = {
+    nn.Conv2d: _conv2d_formula,
+    StandardizedConv2d: _standardized_conv2d_formula,
+}
+
+
 class PerExampleGradients:
     """Callable that returns the gradient of each example's own loss with respect to every trainable parameter.
 
@@ -87,7 +101,7 @@ class PerExampleGradients:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.preferred_batch = max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, sum(map(torch.numel, self.parameters))))
         self._layers = layers_of(model)
-        formulas = {**GradSampleModule.GRAD_SAMPLERS, nn.Conv2d: _conv2d_formula}
+        formulas = {**GradSampleModule.GRAD_SAMPLERS, **_FORMULAS}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
         self.engine = "vmap" if None in self._formulas.values() else "captured"
 

@@ -8,7 +8,17 @@ from torch import nn
 from raydp.errors import InvalidValue, UnknownName
 from raydp.models import MODELS, build_model, default_model, validate_model
 
-MINIMUM = {"resnet20": 16, "wrn_16_4": 16, "tanh_cnn": 16, "tanh_cnn_small": 8, "mlp": 1, "linear": 1, "linear_map": 1}
+MINIMUM = {
+    "resnet20": 16,
+    "wrn_16_4": 16,
+    "resnet20_ws": 16,
+    "wrn_16_4_ws": 16,
+    "tanh_cnn": 16,
+    "tanh_cnn_small": 8,
+    "mlp": 1,
+    "linear": 1,
+    "linear_map": 1,
+}
 
 
 def count(model):

@@ -11,14 +11,14 @@ from raydp.tasks import cross_entropy_sum
 from raydp.training.gradients import PerExampleGradients
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet20", 269_722), ("wrn_16_4", 2_748_890)])
+@pytest.mark.parametrize(("name", "count"), [("resnet20", 269_722), ("wrn_16_4", 2_748_890), ("resnet20_ws", 269_722)])
 def test_parameter_counts_are_the_published_ones(name: str, count: int) -> None:
     model = build_model(name, input_shape=(3, 32, 32), outputs=10, seed=0)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["resnet20", "wrn_16_4"])
+@pytest.mark.parametrize("name", ["resnet20", "wrn_16_4", "resnet20_ws"])
 def test_per_example_gradients_are_captured_and_right(name: str) -> None:
     model = build_model(name, input_shape=(1, 16, 16), outputs=3, seed=0)
     engine = PerExampleGradients(model)
