@@ -54,6 +54,7 @@ _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A Python file that defines `search`, or several in `searches`.")
 ]
 _RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+_RunDirectories = Annotated[list[Path], typer.Argument(metavar="DIR [DIR …]", help="Run directories.")]
 _Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of the search or a hyperparameter; repeatable."),
@@ -198,6 +199,83 @@ def statement(directory: _RunDirectory, as_json: _Json = False) -> None:
 
 
 @app.command()
+def report(
+    directories: _RunDirectories,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page; by default DIR/report.html, for several ./report.html."),
+    ] = None,
+    pairs: Annotated[
+        list[str] | None,
+        typer.Option("--pair", metavar="X,Y", help="Show the metric over two more hyperparameters; repeatable."),
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Write one HTML page of one search or several that opens anywhere, and every figure as SVG and PNG beside it."""
+    from raydp.search import report as reports
+    from raydp.search.run_directory import RunDirectory
+    from raydp.search.tracking import log_report
+
+    results = _results(directories)
+    target = out or (results[0].directory if len(results) == 1 else Path.cwd()) / reports.REPORT
+    written = reports.write(results, target, pairs=[_pair(text) for text in pairs or ()])
+    if len(results) == 1 and out is None:
+        log_report(RunDirectory.open(results[0].directory))
+    if as_json:
+        _print_json({"page": str(written[0]), "figures": [str(path) for path in written[1:]]})
+        return
+    typer.echo(f"{written[0]} ({written[0].stat().st_size / 1e6:.1f} MB)")
+    if written[1:]:
+        typer.echo(f"{len(written) - 1} figures in {written[1].parent}")
+
+
+@app.command()
+def compare(directories: _RunDirectories, as_json: _Json = False) -> None:
+    """Compare the best trials of two searches or more, by seed where possible; say what is not comparable."""
+    from raydp.search import tables
+    from raydp.search.comparison import compare as compare_results
+
+    found = compare_results(_results(directories))
+    if as_json:
+        _print_json(found)
+    else:
+        tables.print_comparison(found)
+
+
+@app.command()
+def new(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method; `raydp methods` lists them.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="By default ./METHOD_search.py.")] = None,
+) -> None:
+    """Write a commented search file for METHOD that runs as it is."""
+    from raydp.search.scaffold import write_search
+
+    target = write_search(method, out)
+    quoted = shlex.quote(str(target))
+    typer.echo(f"{target}\nLook:  raydp plan {quoted}\nTrain: raydp run {quoted}")
+
+
+@app.command()
+def doctor(
+    tracking_uri: _Tracking = None,
+    address: _Address = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Start neither Ray nor a tracker.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Check this machine and say what to do; exit 1 if something would stop a search."""
+    from raydp.search import tables
+    from raydp.search.doctor import examine
+
+    findings = examine(tracking_uri=tracking_uri, address=address, quick=quick)
+    if as_json:
+        _print_json({"ok": all(f.status != "fail" for f in findings), "findings": [f.to_json() for f in findings]})
+    else:
+        tables.print_findings(findings)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
 def ui(
     directory: _RunDirectory,
     host: Annotated[str, typer.Option("--host", help="Interface to listen on.")] = "127.0.0.1",
@@ -337,6 +415,29 @@ def _searches(
     return searches
 
 
+def _results(directories: Sequence[Path]) -> list[Result]:
+    """The results in these run directories; of a directory that holds run directories, those are named.
+
+    Raises:
+        InvalidValue: one of them is no run directory.
+    """
+    from raydp.search.results import Result
+
+    for directory in directories:
+        inside = sorted(path.parent for path in directory.glob("*/raydp.json")) if directory.is_dir() else []
+        if inside and not (directory / "raydp.json").exists():
+            given = " ".join(shlex.quote(str(path)) for path in inside)
+            raise InvalidValue("DIR", str(directory), "is not a run directory but holds some", f"Write: {given}")
+    return [Result.load(directory) for directory in directories]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names):
+        raise InvalidValue("--pair", text, "must be X,Y", "Write --pair learning_rate,active_ratio, for example.")
+    return names[0], names[1]
+
+
 def _exit_unless_complete(results: Iterable[Result]) -> None:
     """Exit 1 when a search has no complete trial at all: there is nothing to take from it."""
     for result in results:
@@ -352,7 +453,7 @@ def _interrupted(directory: Path) -> None:
 
 def _next_steps(directory: Path) -> None:
     quoted = shlex.quote(str(directory))
-    typer.echo(f"Compare: raydp ui {quoted}\nCheck:   raydp verify {quoted}")
+    typer.echo(f"Read:    raydp report {quoted}\nCompare: raydp ui {quoted}\nCheck:   raydp verify {quoted}")
 
 
 def _one_or_all(found: Mapping[str, Any]) -> Any:

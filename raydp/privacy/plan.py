@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -139,6 +140,29 @@ class Plan:
             "accountant": self.accountant,
             "split": self.split,
         }
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a row a phase, then the certified bounds."""
+        head = ("phase", "noise multiplier σ", "sample rate q", "steps T", "clip norm C", "nominal share of ε")
+        rows = [
+            (
+                phase.name,
+                f"{phase.noise_multiplier:.4f}",
+                f"{phase.sample_rate:.4g}",
+                phase.steps,
+                f"{phase.clip_norm:g}",
+                "the rest" if phase.spec.share is None else f"{phase.spec.share:g}",
+            )
+            for phase in self.phases
+        ]
+        bounds = "; ".join(f"{name} in [{b.lower:.6g}, {b.upper:.6g}]" for name, b in self.certificate.items())
+        budget = self.budget
+        return (
+            f"<table><thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead><tbody>"
+            + "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+            + f"</tbody></table><div>budget: ε = {budget.epsilon:g}, δ = {budget.delta:g}, {budget.adjacency}, "
+            f"{self.split}</div><div>certified ε: {html.escape(bounds)}</div>"
+        )
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Plan:

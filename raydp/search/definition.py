@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from raydp.methods.base import Config, Hyperparameters, Scalar, coerce, hyperpar
 from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
+from raydp.search.dimensions import describe
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
 from raydp.search.spaces import Space
@@ -349,6 +351,28 @@ class Search:
         if not overrides:
             raise InvalidValue("scale", scale, f"is not defined by the search {self.name!r}", f"Define {scale}={{…}}.")
         return self.with_overrides(overrides)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what is searched, what is fixed, and what every trial spends."""
+        space = self.point_space
+        domains = [(name, describe(found)) for name, found in sorted(space.distributions.items())]
+        names = ", ".join(f"{name} ({mode})" for name, mode in zip(self.metrics, self.modes, strict=True))
+        budget = self.budget
+        rows = {
+            "method": ", ".join(found.name for found in self.methods),
+            "data": self.data,
+            "every trial spends": f"ε = {budget.epsilon:g}, δ = {budget.delta:g}, {budget.adjacency}",
+            "space": "\n".join(f"{name}: {domain}" for name, domain in domains),
+            "fixed": "\n".join(f"{name} = {value}" for name, value in {**space.constants, **self.fixed}.items()),
+            "metric": names,
+            "trials": f"{self.trials}, {self.seeds} seed{'' if self.seeds == 1 else 's'} each, by {self.sampler}",
+        }
+        cells = "".join(
+            f"<tr><th>{name}</th><td>{html.escape(value).replace(chr(10), '<br>')}</td></tr>"
+            for name, value in rows.items()
+            if value
+        )
+        return f"<table><caption>Search {html.escape(self.name)}</caption><tbody>{cells}</tbody></table>"
 
     def to_json(self) -> dict[str, Any]:
         """What a run directory stores; a define-by-run function is described, its file is kept beside it."""

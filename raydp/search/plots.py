@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def plot_splits(
     result: Result, x: str = "warmup_fraction", y: str = "warmup_share", metric: str | None = None
 ) -> Figure:
-    """Complete trials over two hyperparameters, coloured by the metric's mean over the seeds; the best is ringed.
+    """The metric over two hyperparameters: a heat map of a grid, or a dot a trial; see :mod:`raydp.search.report`.
 
     Args:
         result: of a search that varies both.
@@ -26,34 +26,15 @@ def plot_splits(
         metric: None takes the first objective.
 
     Raises:
-        UnknownName: no trial has that hyperparameter or metric.
-        InvalidValue: no trial is complete, or a value is not a number.
+        UnknownName: no complete trial has that hyperparameter.
+        NotShown: fewer than three trials are complete, or a hyperparameter is not a number that varies.
     """
-    chosen = result.objectives[0][0] if metric is None else metric
-    done = [trial for trial in result.trials if trial.state == "complete" and trial.mean(chosen) is not None]
-    if not done:
-        raise InvalidValue("metric", chosen, "is known for no complete trial", "Wait for trials, or choose another.")
-    names = sorted({name for trial in done for name in trial.config})
-    points = []
+    from raydp.search.report import facts, search_charts
+
+    names = sorted({name for trial in facts.scored(result, metric) for name in trial.config})
     for name in (x, y):
         _validate.one_of("hyperparameter", name, names)
-        values = [trial.config.get(name) for trial in done]
-        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            raise InvalidValue(name, values[0], "must be a number in every trial", "Choose a numeric hyperparameter.")
-        points.append([float(value) for value in values])  # type: ignore[arg-type]
-    scores = [trial.mean(chosen) or 0.0 for trial in done]
-    largest = dict(result.objectives).get(chosen, "max") == "max"
-    best = scores.index(max(scores) if largest else min(scores))
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    drawn = axes.scatter(
-        points[0], points[1], c=scores, s=90, cmap="viridis" if largest else "viridis_r", edgecolors="white"
-    )
-    axes.scatter(points[0][best], points[1][best], s=260, facecolors="none", edgecolors="crimson", linewidths=2)
-    axes.annotate(done[best].key, (points[0][best], points[1][best]), textcoords="offset points", xytext=(12, 8))
-    figure.colorbar(drawn, label=chosen)
-    axes.set(xlabel=x, ylabel=y, title=f"{result.search['name']}: {len(done)} trials, best ringed")
-    return figure
+    return search_charts.pair(result, x, y, metric).figure
 
 
 def plot_steps(result: Result, key: str, names: Sequence[str] | None = None, *, seed: int = 0) -> Figure:

@@ -206,7 +206,12 @@ class Result:
         if len(self.objectives) > 1:
             names = [metric for metric, _ in self.objectives]
             raise InvalidValue("metric", names, "has no single best trial", "Use result.pareto.")
-        return next(iter(self._ranked()), None)
+        return next(iter(self.ranked), None)
+
+    @cached_property
+    def ranked(self) -> tuple[TrialRecord, ...]:
+        """The complete trials that have every objective, the best first by the first one; equals by their numbers."""
+        return tuple(sorted(self._candidates(), key=lambda trial: -self._scores(trial)[0]))
 
     @property
     def pareto(self) -> tuple[TrialRecord, ...]:
@@ -251,7 +256,7 @@ class Result:
         return self._table().to_pandas(types_mapper={pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}.get)
 
     def plot_splits(self, x: str = "warmup_fraction", y: str = "warmup_share", metric: str | None = None) -> Figure:
-        """The metric over two hyperparameters; see :func:`raydp.search.plots.plot_splits`."""
+        """The metric over two hyperparameters, the best trial marked; see :func:`raydp.search.plots.plot_splits`."""
         from raydp.search import plots
 
         return plots.plot_splits(self, x, y, metric)
@@ -261,6 +266,60 @@ class Result:
         from raydp.search import plots
 
         return plots.plot_steps(self, key, names, seed=seed)
+
+    def plot_methods(self, metric: str | None = None) -> Figure:
+        """Each method at its best trial, a dot a seed. This and the next ones raise NotShown where they cannot."""
+        from raydp.search.report import search_charts
+
+        return search_charts.methods(self, metric).figure
+
+    def plot_hyperparameters(self, metric: str | None = None) -> Figure:
+        """The metric against each numeric hyperparameter, one colour a method."""
+        from raydp.search.report import search_charts
+
+        return search_charts.slices(self, metric).figure
+
+    def plot_parallel(self, metric: str | None = None) -> Figure:
+        """Parallel coordinates: a line a trial, the best ones in colour."""
+        from raydp.search.report import search_charts
+
+        return search_charts.parallel(self, metric).figure
+
+    def plot_importance(self, metric: str | None = None) -> Figure:
+        """How much each hyperparameter mattered, by Optuna's PED-ANOVA."""
+        from raydp.search.report import search_charts
+
+        return search_charts.importance(self, metric).figure
+
+    def plot_progress(self, metric: str | None = None) -> Figure:
+        """Each trial in the order of the proposals, and the best so far."""
+        from raydp.search.report import search_charts
+
+        return search_charts.progress(self, metric).figure
+
+    def plot_learning_curves(self, metric: str | None = None) -> Figure:
+        """The metric while training, the best trials in colour."""
+        from raydp.search.report import trial_charts
+
+        return trial_charts.curves(self, metric).figure
+
+    def plot_budget(self) -> Figure:
+        """Where each trial's epsilon went, phase by phase, and what splitting by addition would have wasted."""
+        from raydp.search.report import trial_charts
+
+        return trial_charts.budget(self).figure
+
+    def plot_schedule(self, key: str | None = None) -> Figure:
+        """DP-NGD's clamping schedule of one trial: floor, clamped fraction, effective dimension, step ratio."""
+        from raydp.search.report import trial_charts
+
+        return trial_charts.schedule(self, key).figure
+
+    def plot_support(self) -> Figure:
+        """TP-TopK's supports against what pure noise would give."""
+        from raydp.search.report import trial_charts
+
+        return trial_charts.support(self).figure
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json`` output: search, trials, the best key (or the Pareto set's), both epsilons."""
@@ -285,15 +344,15 @@ class Result:
         return "\n".join([*self._headline(), *self._epsilon_lines()])
 
     def __repr__(self) -> str:
-        return f"<Result of {self.search.get('name')!r} in {self.directory}: {self._counts()}>"
+        return f"<Result of {self.search.get('name')!r} in {self.directory}: {self.counts()}>"
 
     def _repr_html_(self) -> str:
         """A small table for notebooks: the best trials, then the two epsilons."""
         metrics = [metric for metric, _ in self.objectives]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in ("trial", "state", *metrics, "config"))
         rows = []
-        ranked = self._ranked()
-        for trial in [*ranked, *(t for t in self.trials if t not in ranked)][:_ROWS_SHOWN]:
+        ranked = {trial.key for trial in self.ranked}
+        for trial in [*self.ranked, *(t for t in self.trials if t.key not in ranked)][:_ROWS_SHOWN]:
             cells = [trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial)]
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
         lines = [
@@ -316,17 +375,14 @@ class Result:
         means = [(trial.mean(metric), mode) for metric, mode in self.objectives]
         return tuple(mean if mode == "max" else -mean for mean, mode in means if mean is not None)
 
-    def _ranked(self) -> list[TrialRecord]:
-        """Candidates, the best first by the first objective; sorted() keeps equals in the order of their numbers."""
-        return sorted(self._candidates(), key=lambda trial: -self._scores(trial)[0])
-
-    def _counts(self) -> str:
+    def counts(self) -> str:
+        """How many trials are in which state, in words."""
         counts = Counter(trial.state for trial in self.trials)
         return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no trial"
 
     def _headline(self) -> list[str]:
-        lines = [f"{self.search.get('name')}: {len(self.trials)} trials ({self._counts()})"]
-        chosen = self.pareto if len(self.objectives) > 1 else tuple(self._ranked()[:1])
+        lines = [f"{self.search.get('name')}: {len(self.trials)} trials ({self.counts()})"]
+        chosen = self.pareto if len(self.objectives) > 1 else self.ranked[:1]
         word = "best" if len(self.objectives) == 1 else "on the Pareto front"
         for trial in chosen:
             scores = ", ".join(f"{metric} = {_spread(trial, metric)}" for metric, _ in self.objectives)

@@ -8,6 +8,7 @@ Layout (version 2)::
     search.py           a copy of the search's file, if it came from one
     trials.parquet      one row a trial, derived from the journal (see raydp.search.results)
     statement.json, statement.txt   what was spent, and what that leaves out (see raydp.search.statement)
+    report.html         a page about the search (see raydp.search.report)
     trials/<key>/       config.json, plan.json
     trials/<key>/seed-<i>/   ledger.jsonl, metrics.jsonl, checkpoints
     secrets/            mode 0700: noise keys of the trials that are not done
@@ -44,7 +45,7 @@ from raydp.search.records import TrialRecord, finite, fold
 
 LAYOUT = 2
 DEFINITION, JOURNAL, LOCK, SOURCE = "raydp.json", "journal.jsonl", "lock", "search.py"
-_SOFTWARE = [
+SOFTWARE = [
     "raydp-search",
     "torch",
     "opacus",
@@ -458,7 +459,7 @@ def _now() -> str:
 
 def _software() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in _SOFTWARE:
+    for package in SOFTWARE:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions

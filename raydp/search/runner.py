@@ -211,6 +211,7 @@ def _drive(
                 reason = session.failure or f"the table and the statement could not be written ({error})."
                 raise RaydpError(f"{reason} Resume with: raydp resume {directory.path}") from error
             result = Result.load(directory.path)
+            _report(result, display)
             tracker.finish_search(_numbers(result), state)
             if not tracker.synchronise():
                 display.note(f"The tracker {tracker.uri} lacks a part; `raydp resume {directory.path}` uploads it.")
@@ -222,6 +223,16 @@ def _drive(
         if session.left > 0:  # Tune ended the search gracefully; callers see what they know from everywhere else
             raise KeyboardInterrupt
         return result
+
+
+def _report(result: Result, display: Display) -> None:
+    """Write report.html into the run directory, where the tracker finds it."""
+    from raydp.search import report
+
+    try:
+        report.write([result], result.directory / report.REPORT, pictures=False)
+    except Exception as error:  # noqa: BLE001 - whatever a picture trips over, the search is over and its results stand
+        display.note(f"The report was not written ({error}); try `raydp report {result.directory}`.")
 
 
 def _numbers(result: Result) -> dict[str, Any]:

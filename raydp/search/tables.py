@@ -12,6 +12,7 @@ from rich.text import Text
 
 from raydp.methods import Method
 from raydp.search.display import upward
+from raydp.search.doctor import Finding
 
 
 def describe_method(method: Method) -> dict[str, Any]:
@@ -124,6 +125,64 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
     else:
         what = f"{bad} of {len(rows)} runs do not hold" if bad else "The search as a whole does not hold"
         console.print(Text(f"{what} what was promised.", style="red"))
+
+
+def print_comparison(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """What ``raydp compare`` found: a row a search, then the differences, then what is not comparable."""
+    console = console or Console()
+    rows = [
+        (
+            item["name"],
+            item["method"] or "-",
+            "-" if item["budget"] is None else f"{item['budget']['epsilon']:g}",
+            "-" if item["mean"] is None else _spread(item["mean"], item["std"]),
+            item["metric"],
+            item["best"] or "-",
+            f"{item['complete']}/{item['trials']}",
+            upward(item["epsilon_search"]["upper"], 5),
+            f"{item['hours']:.2f}",
+        )
+        for item in found["searches"]
+    ]
+    columns = ("search", "method", "ε trial", "best", "of", "trial", "complete", "ε search", "hours")
+    console.print(_table(columns, rows))
+    for item in found["differences"]:
+        interval = "" if item["low"] is None else f", 95 % interval {item['low']:+.3g} to {item['high']:+.3g}"
+        if item["paired"]:
+            how = f"paired by seed: {', '.join(f'{value:+.3g}' for value in item['values'])}"
+        else:
+            how = "not paired"
+        winner = item[item["better"]] if item["better"] != "unclear" else None
+        says = f"{winner} is better" if winner else "no clear difference"
+        budgets = "" if item["same_budget"] else " (budgets differ)"
+        difference = f"{item['first']} − {item['second']}: {item['mean']:+.4g} {item['metric']}{interval}; {how}."
+        console.print(Text(f"{difference} {says}{budgets}."), soft_wrap=True)
+        for note in item["notes"]:
+            console.print(Text(f"  note: {note}", style="yellow"), soft_wrap=True)
+    for item in found["not_comparable"]:
+        reasons = "; ".join(item["reasons"])
+        console.print(
+            Text(f"{item['first']} and {item['second']} are not comparable: {reasons}", style="yellow"), soft_wrap=True
+        )
+
+
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """What ``raydp doctor`` found: a line each, with what to do under it."""
+    console = console or Console()
+    styles = {"ok": "green", "warn": "yellow", "fail": "red"}
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        line = Text(f"{finding.status:<5}", style=styles[finding.status])
+        line.append(f"{finding.name:<{width}}  {finding.found}", style="default")
+        console.print(line, soft_wrap=True)
+        if finding.advice:
+            console.print(Text(f"{'':<5}{'':<{width}}  → {finding.advice}"), soft_wrap=True)
+    bad = [finding.name for finding in findings if finding.status == "fail"]
+    console.print(Text(f"Not ready: {', '.join(bad)}." if bad else "Ready."))
+
+
+def _spread(mean: float, std: float | None) -> str:
+    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.2g}"
 
 
 def _upper(intervals: Mapping[str, Mapping[str, Any]], name: str) -> str:

@@ -12,7 +12,7 @@ metrics over steps  ``seed-<i>/<name>``, from trials/<key>/seed-<i>/metrics.json
 metrics at the end  ``<name>`` (mean over seeds), ``<name>_std``, ``epsilon.<accountant>`` (upper bound),
                     ``epsilon.<accountant>.lower``, ``seconds``, ``diverged`` (1; NaN and infinities are never logged)
 artifacts           config.json, plan.json, seed-<i>/ledger.jsonl and nothing else: no key can slip in; of the parent
-                    run: statement.json, statement.txt
+                    run: statement.json, statement.txt, report.html
 status              proposed SCHEDULED · running RUNNING · complete FINISHED · failed, diverged, infeasible FAILED ·
                     stopped, or unfinished when the search ends, KILLED
 parent run          params of the definition, counts and epsilons of the summary, a description
@@ -60,6 +60,7 @@ _STATUS = {
     "infeasible": "FAILED",
     "stopped": "KILLED",
 }
+REPORT = "report.html"  # an artifact of the parent run, which MLflow shows in place
 SEARCH = "search"  # the parent run's name among the runs of a search
 _SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _STATE_FILE = "tracking.json"
@@ -428,11 +429,11 @@ class Tracker:
             params={name: _param(value) for name, value in fields.items()},
             tags={**tags, "raydp.state": state, "mlflow.note.content": _description(definition, self._directory.path)},
             metrics={_metric_name(name): value for name, value in numbers.items() if value is not None},
-            files=self._statements() if not self._searching else {},
+            files=self._documents() if not self._searching else {},
         )
 
-    def _statements(self) -> dict[str, Path]:
-        files = {name: self._directory.path / name for name in ("statement.json", "statement.txt")}
+    def _documents(self) -> dict[str, Path]:
+        files = {name: self._directory.path / name for name in ("statement.json", "statement.txt", REPORT)}
         return {name: path for name, path in files.items() if path.is_file()}
 
     # tracking.json
@@ -455,6 +456,49 @@ class Tracker:
 
     def _write_state(self) -> None:
         self._directory.write_json(_STATE_FILE, self._state)
+
+
+def probe(uri: str) -> None:
+    """Ask a tracker for its experiments.
+
+    Raises:
+        InvalidValue: the URI is a file store or of an unknown kind.
+        RaydpError: it cannot be reached or opened.
+    """
+    check_uri(uri)
+    _prepare_environment(uri)
+    try:
+        _client(uri).search_experiments(max_results=1)
+    except _failures() as error:
+        raise RaydpError(_first_line(error)) from error
+
+
+def log_report(directory: RunDirectory) -> bool:
+    """Put the run directory's report.html beside its search in the run directory's own tracker; whether it is there.
+
+    Nothing happens where the search was tracked elsewhere, or where the directory was moved since: its tracker then
+    still names the old place of the artifacts.
+    """
+    database = directory.path / "mlflow.db"
+    if not database.is_file() or not (directory.path / REPORT).is_file():
+        return False
+    uri = f"sqlite:///{database}"
+    _prepare_environment(uri)
+    try:
+        client = _client(uri)
+        runs = client.search_runs(
+            [experiment.experiment_id for experiment in client.search_experiments()],
+            filter_string=f"tags.`raydp.search_id` = '{directory.header['id']}'"
+            f" and tags.`raydp.trial_key` = '{SEARCH}'",
+        )
+        here = (directory.path / "mlartifacts").as_uri()
+        if not runs or not str(runs[0].info.artifact_uri).startswith(here):
+            return False
+        client.log_artifact(runs[0].info.run_id, str(directory.path / REPORT))
+    except _failures() as error:
+        _log.warning("The report was not added to %s: %s", uri, _first_line(error))
+        return False
+    return True
 
 
 class _Server:
