@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
@@ -117,6 +118,9 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, held_out: HeldOut) -> dict[str, float]:
         """All available metrics; not finite where the model's outputs are not. The model is left as it was."""
+
+    def keep(self, model: nn.Module, held_out: HeldOut, directory: Path) -> None:
+        """Leave what shows a finished model at work in the directory of its run; functions of its weights alone."""
 
 
 @contextmanager

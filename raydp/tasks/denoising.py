@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,11 +17,14 @@ from raydp.models.denoiser import sample, signal_levels, with_time
 from raydp.models.encoders import load_encoder
 from raydp.tasks.base import HeldOut, InputShape, Task, evaluating, refuse
 from raydp.tasks.distances import frechet_distance, kernel_distance
+from raydp.tasks.pictures import save_row
 
 STEPS = 1000  # of the diffusion
 _ENCODER = "efficientnet_lite0"
 _LOSS_DRAWS = 512  # pairs of an image and a noise on which the loss is measured
 _BATCH = 128
+_SHOWN = 12  # images in a picture
+SAMPLES = "samples.png"
 
 
 @dataclass(frozen=True)
@@ -123,23 +127,30 @@ class Denoising(Task):
                 found["kid"] = kernel_distance(vectors, reference)
         return {name: found.get(name, float("nan")) for name in available}
 
-    def generate(self, model: nn.Module, held_out: HeldOut) -> Tensor:
-        """The images that the distances are measured on, (images, C, H, W) on the CPU, pixels in [-1, 1].
+    def keep(self, model: nn.Module, held_out: HeldOut, directory: Path) -> None:
+        """``samples.png``: generated images in a row, made of released weights and public noise alone."""
+        made = self.generate(model, held_out, count=_SHOWN)
+        if bool(torch.isfinite(made).all()):
+            save_row(directory / SAMPLES, made)
+
+    def generate(self, model: nn.Module, held_out: HeldOut, *, count: int | None = None) -> Tensor:
+        """The images that the distances are measured on, or the first of them: (n, C, H, W), pixels in [-1, 1].
 
         They begin with the same noise for each model of one seed.
         """
         channels, height, width = held_out.inputs.shape[1:]
+        total = self.images if count is None else count
         with evaluating(model):
             parts = [
                 sample(
                     model,
-                    min(_BATCH, self.images - start),
+                    min(_BATCH, total - start),
                     input_shape=(channels, height, width),
                     steps=self.sampling_steps,
                     total=STEPS,
                     seed=held_out.seed + start,
                 )
-                for start in range(0, self.images, _BATCH)
+                for start in range(0, total, _BATCH)
             ]
         return torch.cat(parts).cpu()
 

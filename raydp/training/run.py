@@ -11,6 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -413,7 +414,7 @@ class _Run:
         report = Report(
             step=self.step,
             steps=self.spec.plan.steps,
-            metrics=self._evaluate(),
+            metrics=self._evaluate(done=self.step == self.spec.plan.steps),
             diagnostics=self.policy.diagnostics(),
         )
         line = json.dumps({"step": report.step, "metrics": {**report.metrics, **report.diagnostics}})
@@ -432,17 +433,26 @@ class _Run:
             state.update(zip(self.gradients.names, self.average.values, strict=True))
         return state
 
-    def _evaluate(self) -> dict[str, float]:
-        held_out = held_out_of(self.dataset, seed=self.spec.seed)
+    @contextmanager
+    def _released(self) -> Iterator[None]:
+        """The model with the weights that would be released: the averaged ones where there is an average."""
         if self.average is None:
-            return self.task.evaluate(self.model, held_out)
+            yield
+            return
         current = [parameter.detach().clone() for parameter in self.parameters]
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.average.values, strict=True):
                 parameter.copy_(value)
-            metrics = self.task.evaluate(self.model, held_out)
+            yield
             for parameter, value in zip(self.parameters, current, strict=True):
                 parameter.copy_(value)
+
+    def _evaluate(self, *, done: bool) -> dict[str, float]:
+        held_out = held_out_of(self.dataset, seed=self.spec.seed)
+        with self._released():
+            metrics = self.task.evaluate(self.model, held_out)
+            if done:
+                self.task.keep(self.model, held_out, self.spec.directory)
         return metrics
 
     def _state(self) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def test_private_runs_on_a_member_train_the_factors_alone(
     Ledger.read(spec.ledger_file).check(spec.plan)
     assert set(report.metrics) <= {"frechet", "kid", "loss"}
     assert all(torch.isfinite(torch.tensor(value)) for value in report.metrics.values())
+    assert (spec.directory / "samples.png").is_file()
     released = torch.load(spec.directory / "weights.pt", weights_only=True)
     before = load_denoiser(family / "base.pt").state_dict()
     moved = {key for key, value in released.items() if not torch.equal(value, before[key])}
