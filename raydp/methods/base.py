@@ -210,6 +210,10 @@ class Policy(ABC):
         """
         return released
 
+    def interval(self, phase: str) -> int | None:
+        """Steps between two estimates on public examples, the first at step 0; None if there is one at most."""
+        return None
+
     def trains(self, phase: str) -> bool:
         """Whether the steps of this phase move the weights. Where not, what they release is only observed."""
         return True

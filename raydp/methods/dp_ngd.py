@@ -244,6 +244,9 @@ class DpNgdPolicy(Policy):
     def engine(self, phase: str) -> FactorEngine | None:
         return self._engine if phase == "curvature" else None
 
+    def interval(self, phase: str) -> int | None:
+        return None if self._engine is not None else self._hyperparameters.curvature_interval
+
     def trains(self, phase: str) -> bool:
         return phase != "curvature"
 

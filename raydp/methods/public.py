@@ -108,6 +108,9 @@ class RefreshedPolicy(Policy):
     def build(self, tensors: Sequence[Tensor]) -> Geometry:
         """The geometry of these tensors."""
 
+    def interval(self, phase: str) -> int | None:
+        return self._interval
+
     def geometry(self, phase: str, step: int) -> Geometry:
         # A resumed run asks again for the geometry of its last step, which belongs to earlier weights.
         if step % self._interval == 0 and step != self._estimated_at:

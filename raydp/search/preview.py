@@ -6,25 +6,21 @@ No private example is read: the time of a step is measured on random inputs of t
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from raydp import data, models
 from raydp.errors import Infeasible, InvalidValue
-from raydp.geometry import Identity
-from raydp.methods.base import GradientHyperparameters, Hyperparameters
 from raydp.privacy import accountants, gaussian
-from raydp.privacy.mechanism import Mechanism, grid_spacing
+from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
 from raydp.search.definition import Search
 from raydp.search.runner import check
 from raydp.search.sampling import Sampling
-from raydp.training.gradients import PerExampleGradients, average_copies
-from raydp.training.step import clipped_sum
+from raydp.search.timing import seconds_of_a_run
+from raydp.training.gradients import PerExampleGradients
 
 _BYTES = 4  # of a float32
 
@@ -97,7 +93,7 @@ def _resources(search: Search) -> dict[str, Any]:
 
 def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: int) -> dict[str, Any]:
     """Time, memory and privacy of the whole search, for trials like this one."""
-    _, hyperparameters, _ = search.point(config)
+    method, hyperparameters, _ = search.point(config)
     dataset = data.load(search.data, limit=search.data_limit)
     model = models.build_model(
         search.model_name(),
@@ -106,9 +102,7 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         seed=search.seed,
     )
     coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    examples_a_second = _speed(search, hyperparameters, model, dataset.private)
-    batch = plan.phases[-1].batch_size
-    seconds = plan.steps * batch / examples_a_second
+    seconds = seconds_of_a_run(search, method, hyperparameters, plan=plan, model=model, dataset=dataset)
     runs = search.trials * search.seeds
     everything = [
         Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=phase.sample_rate, steps=phase.steps * runs)
@@ -127,39 +121,9 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         "steps_a_run": plan.steps,
         "seconds_a_run": float(f"{seconds:.3g}"),
         "seconds_for_the_search": float(f"{seconds * runs / max(1, concurrent):.3g}"),
-        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random inputs, dense geometry",
+        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random inputs, the method's own steps, "
+        "without pre-training and evaluation",
         "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,
         "runs": runs,
     }
-
-
-def _speed(
-    search: Search, hyperparameters: Hyperparameters, model: torch.nn.Module, private: data.PrivateData
-) -> float:
-    """Private examples a second of the clipped sum of gradients, measured on a micro-batch of random inputs."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(search.resources.cpus_per_trial)
-    try:
-        task = search.target_task
-        gradients = PerExampleGradients(model, task.loss)
-        geometry = Identity(sizes=tuple(parameter.numel() for parameter in gradients.parameters))
-        multiplicity = 1
-        if isinstance(hyperparameters, GradientHyperparameters):
-            multiplicity = hyperparameters.augmentation_multiplicity
-        size = max(1, min(search.micro_batch, gradients.preferred_batch) // multiplicity)
-        clip_norm, copies = hyperparameters.clip_norm, size * multiplicity
-        kind = torch.float32 if private.num_classes is None else torch.long
-        inputs, targets = torch.randn(copies, *private.input_shape), torch.zeros(copies, dtype=kind)
-        draw = task.draw(copies, private.input_shape, np.random.default_rng(0))
-
-        def once() -> float:
-            begun = time.perf_counter()
-            parts = average_copies(gradients(*task.examples(inputs, targets, draw)), multiplicity)
-            clipped_sum(geometry.project(parts), clip_norm, grid_spacing(clip_norm))
-            return time.perf_counter() - begun
-
-        once()
-        return size / sorted(once() for _ in range(3))[1]
-    finally:
-        torch.set_num_threads(threads)
