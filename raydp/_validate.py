@@ -18,9 +18,13 @@ def real(field: str, value: object) -> float:
     """A finite real number. NaN and infinities are refused: NaN passes ``x <= 0``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidValue(field, value, "must be a number", f"Write {field} as an int or a float.")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
         raise InvalidValue(field, value, "must be finite", f"Give {field} a finite number.")
-    return float(value)
+    return number
 
 
 def between(

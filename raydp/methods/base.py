@@ -322,6 +322,6 @@ def coerce(name: str, value: Scalar, annotation: Any) -> Scalar:
     if type(value) in allowed:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
-        return float(value)
+        return _validate.real(name, value)
     wanted = " or ".join(kind.__name__ for kind in allowed if kind is not type(None))
     raise InvalidValue(name, value, f"must be {wanted}, not {type(value).__name__}", f"Write {name} as {wanted}.")

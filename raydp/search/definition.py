@@ -173,6 +173,8 @@ class Search:
         if self.mode is None:
             modes = tuple(known[metric] for metric in self.metrics)
             object.__setattr__(self, "mode", modes[0] if isinstance(self.metric, str) else modes)
+        if not self.metrics:
+            raise InvalidValue("metric", self.metric, "must name at least one metric", "Write metric='accuracy'.")
         if len(self.metrics) != len(self.modes):
             raise InvalidValue("mode", self.mode, f"must name one mode for each of {self.metrics}", "Write max or min.")
         for mode in self.modes:

@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 from torch import nn
 
 from raydp.data import Dataset
-from raydp.errors import InvalidValue, RaydpError
+from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.search import statement
 from raydp.search.definition import Search
 from raydp.search.display import Display
@@ -146,7 +146,20 @@ def _check_task(search: Search, dataset: Dataset, model: nn.Module) -> None:
 
 
 def stored_search(directory: RunDirectory) -> Search:
-    """The search of a run directory; a define-by-run space is read from the copy of the search's file."""
+    """The search of a run directory; a define-by-run space is read from the copy of the search's file.
+
+    Raises:
+        InvalidValue: it cannot be rebuilt, or a field breaks its rule. CorruptFile: it is no definition of a search.
+    """
+    try:
+        return _stored_search(directory)
+    except RaydpError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptFile(f"{directory.path}: its definition is damaged ({error}). Restore raydp.json.") from error
+
+
+def _stored_search(directory: RunDirectory) -> Search:
     definition = directory.definition
     if definition["space"]["function"] is None:
         return Search.from_json(definition)

@@ -40,7 +40,7 @@ from optuna.study import Study
 from optuna.trial import BaseTrial, FrozenTrial
 
 from raydp import _validate
-from raydp.errors import InvalidValue, UnknownName
+from raydp.errors import CorruptFile, InvalidValue, RaydpError, UnknownName
 from raydp.search.dimensions import (
     Scalar,
     candidates,
@@ -317,19 +317,26 @@ class Space:
 
         Raises:
             InvalidValue: the record describes a function, which cannot be rebuilt from JSON.
+            CorruptFile: it is no record of a space.
         """
-        if record["function"] is not None:
-            raise InvalidValue(
-                "space",
-                record["function"],
-                "is a define-by-run function, which JSON cannot hold",
-                "Give the function itself, from the search's Python file.",
+        try:
+            if record["function"] is not None:
+                raise InvalidValue(
+                    "space",
+                    record["function"],
+                    "is a define-by-run function, which JSON cannot hold",
+                    "Give the function itself, from the search's Python file.",
+                )
+            found = record["distributions"].items()
+            return cls(
+                distributions={name: json_to_distribution(json.dumps(stored)) for name, stored in found},
+                constants=dict(record["constants"]),
+                grids=frozenset(record["grids"]),
             )
-        return cls(
-            distributions={name: json_to_distribution(json.dumps(d)) for name, d in record["distributions"].items()},
-            constants=dict(record["constants"]),
-            grids=frozenset(record["grids"]),
-        )
+        except RaydpError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CorruptFile(f"the space of a stored search is damaged ({error}). Restore the file.") from error
 
 
 def canonical(config: Mapping[str, Any]) -> str:

@@ -31,3 +31,9 @@ def test_large_delta_warns_with_one_over_n() -> None:
 def test_json_round_trip() -> None:
     budget = Budget(epsilon=3, delta=1e-6, adjacency="replace_one")
     assert Budget.from_json(budget.to_json()) == budget
+
+
+def test_a_number_beyond_all_floats_is_refused_like_infinity():
+    for epsilon in (10**400, -(10**400)):
+        with pytest.raises(InvalidValue, match="must be finite"):
+            Budget(epsilon=epsilon, delta=1e-5)

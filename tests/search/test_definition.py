@@ -237,3 +237,13 @@ def test_gpus_are_read_as_a_fraction_and_refused_for_paired_runs() -> None:
     assert search.resources.gpus_per_trial == 0.5
     with pytest.raises(InvalidValue, match="same floats"):
         search.with_overrides({"paired": "true"})
+
+
+def test_a_search_optimises_something():
+    with pytest.raises(InvalidValue, match="at least one metric"):
+        small_search(metric=(), mode=())
+
+
+def test_an_override_beyond_all_floats_is_refused():
+    with pytest.raises(InvalidValue, match="must be finite"):
+        small_search().with_overrides({"budget.epsilon": 10**400})

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from raydp.errors import InvalidValue
+from raydp.errors import CorruptFile, InvalidValue
 from raydp.search import runner
 from raydp.search.definition import Resources
+from raydp.search.run_directory import RunDirectory
 from tests.search.helpers import small_search
 
 
@@ -43,3 +44,10 @@ def test_a_tracker_that_is_no_server_leaves_nothing_behind(tmp_path: Path) -> No
     with pytest.raises(InvalidValue, match="must be a server or a database"):
         small_search().run(storage=tmp_path / "run", tracking_uri=str(tmp_path / "mlruns"), quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [{"metric": [], "mode": []}, {"space": {}}, {"budget": 3}, {"resources": None}])
+def test_a_stored_definition_that_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    definition = {**small_search().to_json(), **change}
+    with pytest.raises(CorruptFile, match="damaged"):
+        runner.stored_search(RunDirectory(tmp_path, {"definition": definition}))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from ray import tune
 
-from raydp.errors import InvalidValue, UnknownName
+from raydp.errors import CorruptFile, InvalidValue, UnknownName
 from raydp.search.dimensions import contains
 from raydp.search.spaces import Space, canonical, quiet, scratch_study
 
@@ -319,3 +319,9 @@ def test_centre_corners_and_suggestions_lie_inside(low, ratio, log, whole, seed)
     space = Space.from_definition(definition)
     for config in [space.centre(), *space.corners(), *_ask(space, seed)]:
         assert contains(space.distributions["x"], config["x"])
+
+
+@pytest.mark.parametrize("record", [None, {}, [], {"function": None}, {"function": None, "distributions": {"a": 3}}])
+def test_a_stored_space_that_is_none(record):
+    with pytest.raises(CorruptFile, match="damaged"):
+        Space.from_json(record)
