@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from raydp import _validate
+from raydp.errors import InvalidValue
 
 Adjacency = Literal["add_remove", "replace_one"]
 ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
@@ -22,6 +23,8 @@ class Budget:
         adjacency: ``add_remove`` (data sets differ by one added or removed example: the sum of clipped
             vectors has sensitivity C) or ``replace_one`` (one example exchanged: sensitivity 2C). The two
             epsilons are not on the same footing and are never compared without saying so.
+        further: more (epsilon, delta) at which the trial must be private as well, each with epsilon >= 0. A search
+            under random stopping needs two points of a trial's privacy profile; for every other one this is empty.
 
     Raises:
         InvalidValue: a field is out of range or not finite.
@@ -31,11 +34,24 @@ class Budget:
     epsilon: float
     delta: float
     adjacency: Adjacency = "add_remove"
+    further: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", _validate.between("epsilon", self.epsilon, 0, 1000, low_open=True))
         object.__setattr__(self, "delta", _validate.between("delta", self.delta, 0, 1, low_open=True, high_open=True))
         _validate.one_of("adjacency", self.adjacency, ADJACENCIES)
+        if not isinstance(self.further, tuple | list) or any(not _is_pair(point) for point in self.further):
+            raise InvalidValue(
+                "further", self.further, "must be pairs (epsilon, delta)", "Write further=((0.4, 1e-2),)."
+            )
+        points = [
+            (
+                _validate.between("further.epsilon", epsilon, 0, 1000),
+                _validate.between("further.delta", delta, 0, 1, low_open=True, high_open=True),
+            )
+            for epsilon, delta in self.further
+        ]
+        object.__setattr__(self, "further", tuple(points))
 
     def warn_if_delta_is_large(self, population: int) -> None:
         """Warn when delta >= 1/N: releasing one example at random would then satisfy the definition."""
@@ -48,10 +64,22 @@ class Budget:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON form: ``epsilon``, ``delta``, ``adjacency``."""
-        return {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency}
+        """The stable JSON form: ``epsilon``, ``delta``, ``adjacency``, and ``further`` where there is more."""
+        record: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency}
+        if self.further:
+            record["further"] = [list(point) for point in self.further]
+        return record
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Budget:
         """Inverse of :meth:`to_json`."""
-        return cls(epsilon=record["epsilon"], delta=record["delta"], adjacency=record["adjacency"])
+        return cls(
+            epsilon=record["epsilon"],
+            delta=record["delta"],
+            adjacency=record["adjacency"],
+            further=tuple(tuple(point) for point in record.get("further", ())),
+        )
+
+
+def _is_pair(point: object) -> bool:
+    return isinstance(point, tuple | list) and len(point) == 2

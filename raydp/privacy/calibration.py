@@ -4,6 +4,9 @@ All phases but the last are calibrated alone, each to its nominal share of epsil
 what the *composition* leaves (``split="composed"``). Adding epsilons up instead (``split="naive"``) is private as well
 and wastes a quarter of the budget; its certificate shows how much.
 
+A budget with further points is met at each of them: the last sigma is the largest that any point asks for, so that
+one of them is met exactly and the others with room to spare.
+
 Epsilon is smooth in sigma, so a bracketed secant on (log sigma, log epsilon) needs a handful of evaluations, started
 where the composition would be Gaussian. What is searched is the upper bound itself, at the rounded sigma that is
 returned: calibration and certificate cannot disagree.
@@ -17,7 +20,7 @@ from collections.abc import Callable, Sequence
 from raydp import _validate
 from raydp.errors import Infeasible, InvalidValue, RaydpError
 from raydp.privacy import gaussian
-from raydp.privacy.accountants import ACCOUNTANTS, accountant_for, evaluate, pld
+from raydp.privacy.accountants import ACCOUNTANTS, accountant_for, evaluate, pld, profiles
 from raydp.privacy.accountants.refusal import Refused
 from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.cache import PlanCache, plan_key
@@ -52,9 +55,10 @@ def calibrate(
         cache: where solved plans are kept, or None.
 
     Returns:
-        A Plan. ``composed``: its certified upper bound lies in [epsilon (1 - 1e-4), epsilon]. Where every phase is a
-        Gaussian on all data and the accountant is pld, epsilon is exact and sigma the least there is, up to rounding.
-        A phase of ``classical`` calibration spends what the certificate says.
+        A Plan. ``composed``: its certified upper bound lies in [epsilon (1 - 1e-4), epsilon]; with further points, that
+        is so at one of the points, and none is exceeded. Where every phase is a Gaussian on all data and the accountant
+        is pld, epsilon is exact and sigma the least there is, up to rounding. A phase of ``classical`` calibration
+        spends what the certificate says.
 
     Raises:
         InvalidValue: no phase, a missing or superfluous share, two phases of one name.
@@ -124,6 +128,7 @@ def _solve(
         sigma = (
             _classical(solver, last) if last.calibration == "classical" else solver.sigma(last, fixed, budget.epsilon)
         )
+    sigma = _further(budget, last, fixed, sigma)
     solved.append(Phase(spec=last, noise_multiplier=sigma))
     mechanisms = tuple(phase.mechanism for phase in solved)
     certificate = {accountant: solver.certificate(mechanisms)}
@@ -136,7 +141,39 @@ def _solve(
                     f"{accountant} claims <= {certificate[accountant].upper:.9g} for {mechanisms}. Report it."
                 )
             certificate[name] = other
-    return Plan(budget=budget, phases=tuple(solved), certificate=certificate, accountant=accountant, split=split)
+    return Plan(
+        budget=budget,
+        phases=tuple(solved),
+        certificate=certificate,
+        accountant=accountant,
+        split=split,
+        further=tuple(delta_at(mechanisms, budget)(epsilon) for epsilon, _ in budget.further),
+    )
+
+
+def _further(budget: Budget, last: PhaseSpec, fixed: tuple[Mechanism, ...], sigma: float) -> float:
+    """The smallest noise multiplier from ``sigma`` on with which the further points of the budget hold too."""
+    for epsilon, delta in budget.further:
+
+        def upper(value: float, epsilon: float = epsilon) -> float:
+            mechanism = Mechanism(noise_multiplier=value, sample_rate=last.sample_rate, steps=last.steps)
+            return delta_at((*fixed, mechanism), budget)(epsilon)
+
+        if upper(sigma) <= delta:
+            continue
+        if fixed and delta_at(fixed, budget)(epsilon) > delta * (1 - SLACK):
+            raise Infeasible(
+                last.name,
+                f"the phases before it already exceed delta = {delta:.4g} at epsilon = {epsilon:.4g}, which the "
+                "selection asks of every trial. Lower their shares",
+            )
+        sigma = _search(upper, delta, sigma, last)
+    return sigma
+
+
+def delta_at(mechanisms: tuple[Mechanism, ...], budget: Budget) -> Callable[[float], float]:
+    """Certified upper bounds of delta, on the grid that suits the budget's main point."""
+    return profiles.profile(mechanisms, adjacency=budget.adjacency, epsilon=budget.epsilon, delta=budget.delta)
 
 
 def _classical(solver: _Solver, spec: PhaseSpec) -> float:

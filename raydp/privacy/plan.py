@@ -68,10 +68,11 @@ class Plan:
         certificate: accountant name -> bounds of epsilon of the whole plan at ``budget.delta``.
         accountant: the key of ``certificate`` whose *upper* bound is held against the budget.
         split: ``composed`` (the last phase takes what the composition leaves) or ``naive`` (shares added up).
+        further: certified upper bounds of delta at the epsilons of ``budget.further``, in their order.
 
     Raises:
         InvalidValue: no phase, two phases of one name, no certificate by the accountant, or an upper bound
-            above the budget.
+            above the budget, at any of its points.
     """
 
     budget: Budget
@@ -79,6 +80,7 @@ class Plan:
     certificate: Mapping[str, Interval] = field(hash=False)
     accountant: str = "pld"
     split: str = "composed"
+    further: tuple[float, ...] = field(default=(), hash=False)
 
     def __post_init__(self) -> None:
         _validate.one_of("split", self.split, SPLITS)
@@ -97,6 +99,15 @@ class Plan:
                 "certificate",
                 self.epsilon.upper,
                 f"upper bound must not exceed the budget's epsilon = {self.budget.epsilon:g}",
+                "Make plans with raydp.privacy.calibrate, which solves for the noise.",
+            )
+        object.__setattr__(self, "further", tuple(_validate.real("further", delta) for delta in self.further))
+        limits = [delta for _, delta in self.budget.further]
+        if len(self.further) != len(limits) or any(d > limit for d, limit in zip(self.further, limits, strict=True)):
+            raise InvalidValue(
+                "further",
+                list(self.further),
+                f"must be one bound of delta for each further point of the budget, at most {limits}",
                 "Make plans with raydp.privacy.calibrate, which solves for the noise.",
             )
 
@@ -129,17 +140,21 @@ class Plan:
         """SHA-256 (hex) of budget, phases, accountant and split: what a ledger refers to."""
         record = self.to_json()
         del record["certificate"]
+        record.pop("further", None)
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON form: ``budget``, ``phases``, ``certificate``, ``accountant``, ``split``."""
-        return {
+        """The stable JSON form: ``budget``, ``phases``, ``certificate``, ``accountant``, ``split``, any ``further``."""
+        record: dict[str, Any] = {
             "budget": self.budget.to_json(),
             "phases": [phase.to_json() for phase in self.phases],
             "certificate": {name: interval.to_json() for name, interval in self.certificate.items()},
             "accountant": self.accountant,
             "split": self.split,
         }
+        if self.further:
+            record["further"] = list(self.further)
+        return record
 
     def _repr_html_(self) -> str:
         """For notebooks: a row a phase, then the certified bounds."""
@@ -173,4 +188,5 @@ class Plan:
             certificate={name: Interval.from_json(value) for name, value in record["certificate"].items()},
             accountant=record["accountant"],
             split=record["split"],
+            further=tuple(record.get("further", ())),
         )

@@ -36,16 +36,17 @@ class Public:
     """Nothing in the search touches private data.
 
     Attributes:
-        data: the name of the public (or synthetic) data that trials are compared on; named in every result.
+        data: the name of the public (or synthetic) data that trials train and are compared on, which every result
+            repeats; None: the search's own data set.
     """
 
-    data: str = "public data"
+    data: str | None = None
 
     rule: ClassVar[str] = "public"
     theorem: ClassVar[str] = "No private data in the search: choosing is post-processing of public information."
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data, str) or not self.data.strip():
+        if self.data is not None and (not isinstance(self.data, str) or not self.data.strip()):
             raise InvalidValue(
                 "selection.data", self.data, "must name the public data", "Say what trials are compared on."
             )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import html
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,9 +15,11 @@ from raydp import _validate, tasks
 from raydp.errors import InvalidValue, UnknownName
 from raydp.methods import METHODS, Method, method
 from raydp.methods.base import Config, Hyperparameters, Scalar, coerce, hyperparameter_types
+from raydp.privacy import selection as selections
 from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
+from raydp.privacy.selection import Composition, RandomStopping, Selection, Subsample
 from raydp.search.dimensions import describe
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
@@ -65,18 +68,21 @@ class Search:
             that only some of the methods have are then left out for the others.
         data: a data set's name or a directory of Parquet files.
         task: what the model is for, a name of :data:`raydp.tasks.TASKS`; None takes what the data set says.
-        budget: what *every* trial spends, exactly.
+        budget: what *every* trial spends, exactly; under random stopping, what the released result spends.
         space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
         fixed: hyperparameters held constant.
         model: a model's name, or the file (``.pt``) of a denoiser; None takes the default for the data's image size.
         metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
             objectives. Without a metric the task's first one; without a mode, whichever way is better.
-        trials: how many trials are trained. Infeasible points cost nothing and do not count.
+        trials: how many trials are trained. Infeasible points cost nothing and do not count. Under random stopping the
+            number is drawn from the selection's distribution instead, and is a secret.
         seeds: runs of each trial (initial weights 0, 1, …); each is charged; the sampler sees the mean. Of a family of
             private data sets, run i takes member i: other people, who are charged for that run alone.
         sampler: ``tpe``, ``random``, ``gp`` or ``grid``.
         accountant: whose upper bound is held against the budget.
         split: ``composed``, or ``naive`` for comparison.
+        selection: how the best trial is chosen and what that costs: one of :mod:`raydp.privacy.selection`, or its text
+            (``composition``, ``public``, ``geometric:10``, …).
         seed: of the sampler and of the initial weights. Never of the noise.
         paired: share the noise of a phase between runs of one seed that are the same computation up to there (so that
             tp_topk and tp_rand start from one warm-up). Every run is still charged in full.
@@ -110,6 +116,7 @@ class Search:
     sampler: str = "tpe"
     accountant: str = "pld"
     split: str = "composed"
+    selection: Selection | str = field(default_factory=Composition)
     seed: int = 0
     paired: bool = False
     insecure_seed: int | None = None
@@ -159,10 +166,21 @@ class Search:
         _validate.one_of("accountant", self.accountant, ACCOUNTANTS)
         _validate.one_of("split", self.split, SPLITS)
         _validate.one_of("sampler", self.sampler, SAMPLERS)
+        object.__setattr__(self, "selection", selections.parse(self.selection))
         self._check_objectives()
         object.__setattr__(self, "space", Space.from_definition(self.space))
         self._check_names()
         check_sampler(space=self.point_space, sampler=self.sampler, warm_start=self.warm_start)
+        if isinstance(self.selection, RandomStopping):
+            self._check_random_stopping()
+        if isinstance(self.selection, Subsample):
+            raise InvalidValue(
+                "selection",
+                self.selection.rule,
+                "has a bound here (raydp.privacy.selection_bounds.subsample_curve) and no runner: no search trains on "
+                "a secret subsample yet",
+                "Choose composition, public or random stopping.",
+            )
 
     def _check_objectives(self) -> None:
         known = self.target_task.metrics
@@ -179,6 +197,58 @@ class Search:
             raise InvalidValue("mode", self.mode, f"must name one mode for each of {self.metrics}", "Write max or min.")
         for mode in self.modes:
             _validate.one_of("mode", mode, ("max", "min"))
+
+    def _check_random_stopping(self) -> None:
+        """Refuse what voids the theorem: runs must be independent draws of one mechanism, and only the best is seen."""
+        because = "void random stopping, whose theorem"
+        rules: tuple[tuple[str, Any, bool, str, str], ...] = (
+            (
+                "sampler",
+                self.sampler,
+                self.sampler == "random",
+                f"would {because} asks for independent proposals from one fixed distribution: none may depend "
+                "on what an earlier trial scored, or leave out what was tried",
+                "Set sampler='random', or selection='composition'.",
+            ),
+            (
+                "warm_start",
+                [dict(config) for config in self.warm_start],
+                not self.warm_start,
+                f"would {because} asks for the same distribution in every proposal, also the first",
+                "Leave it out, or set selection='composition'.",
+            ),
+            (
+                "seeds",
+                self.seeds,
+                self.seeds == 1,
+                f"would {because} counts each run: several runs of a config would be one run of a costlier mechanism",
+                "Set seeds=1, or selection='composition'.",
+            ),
+            (
+                "paired",
+                self.paired,
+                not self.paired,
+                f"would {because} asks for runs with independent noise",
+                "Set paired=False, or selection='composition'.",
+            ),
+            (
+                "metric",
+                self.metrics,
+                len(self.metrics) == 1,
+                f"would {because} releases the one best trial by one score, not a Pareto set",
+                "Name one metric, or set selection='composition'.",
+            ),
+            (
+                "accountant",
+                self.accountant,
+                self.accountant == "pld",
+                "has no privacy profile, from which random stopping is solved",
+                "Set accountant='pld'.",
+            ),
+        )
+        for name, value, holds, rule, remedy in rules:
+            if not holds:
+                raise InvalidValue(name, value, rule, remedy)
 
     def _check_names(self) -> None:
         """Every name in ``space`` and ``fixed`` belongs to a method that can be proposed; no name stands in both."""
@@ -228,6 +298,35 @@ class Search:
         return tasks.task(self.task_name)
 
     @property
+    def rule(self) -> Selection:
+        """The selection as one kind of object (also when it was given as text)."""
+        assert not isinstance(self.selection, str)
+        return self.selection
+
+    @cached_property
+    def trial_budget(self) -> Budget:
+        """What each trial spends: the budget, or under random stopping what is solved from it.
+
+        The plan at the centre of the space is the reference (:mod:`raydp.privacy.selection_budget`). This takes
+        seconds, and is done once a search: a run directory keeps the answer.
+
+        Raises:
+            Infeasible, InvalidValue: the centre has no plan.
+        """
+        if not isinstance(self.rule, RandomStopping):
+            return self.budget
+        from raydp.privacy.calibration import delta_at
+        from raydp.privacy.selection_bounds import Profile
+        from raydp.privacy.selection_budget import refined
+
+        centre = self.point_space.centre()
+
+        def profile_at(budget: Budget) -> Profile:
+            return delta_at(self.plan_for(centre, budget, cross_check=()).mechanisms, budget)
+
+        return refined(self.rule, self.budget, profile_at)
+
+    @property
     def data_source(self) -> str:
         """The data set's name, or an absolute path: other processes have other working directories."""
         return _source(self.data)
@@ -260,8 +359,14 @@ class Search:
         others = {name for other in self.methods for name in hyperparameter_types(other.hyperparameters)}
         return {name: value for name, value in values.items() if name in own or name not in others}
 
-    def plan_for(self, config: Config) -> Plan:
+    def plan_for(
+        self, config: Config, budget: Budget | None = None, *, cross_check: Sequence[str] = ("pld", "prv", "rdp")
+    ) -> Plan:
         """The certified plan of a proposed config, from the cache where it was made before.
+
+        Args:
+            budget: of the trial; None takes :attr:`trial_budget`.
+            cross_check: accountants whose bounds join the certificate.
 
         Raises:
             Infeasible: no noise multiplier exists; with the reason.
@@ -274,10 +379,11 @@ class Search:
         chosen, hyperparameters, _ = self.point(config)
         population = len(data.load(self.data, limit=self.data_limit).private)
         return calibrate(
-            budget=self.budget,
+            budget=budget or self.trial_budget,
             phases=chosen.phases(hyperparameters, population=population),
             accountant=self.accountant,
             split=self.split,
+            cross_check=cross_check,
             cache=PlanCache(),
         )
 
@@ -306,7 +412,7 @@ class Search:
         nested: dict[str, dict[str, Any]] = {"budget": {}, "resources": {}}
         parts = {"budget": self.budget, "resources": self.resources}
         own = {name: kind for name, kind in get_type_hints(Search).items() if _is_plain(kind)}
-        own["space"] = own["fixed"] = object
+        own["space"] = own["fixed"] = own["selection"] = object
         hyperparameters: dict[str, Any] = {}
         for name, value in overrides.items():
             head, _, tail = name.partition(".")
@@ -381,8 +487,9 @@ class Search:
         record = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
-            if item.name not in ("budget", "space", "resources", "small", "paper")
+            if item.name not in ("budget", "space", "resources", "small", "paper", "selection")
         }
+        record["selection"] = self.rule.to_json()
         record["data"], record["public"] = self.data_source, self.public_source
         record["model"] = None if self.model is None else self.model_name()
         record["fixed"] = dict(self.fixed)
@@ -414,6 +521,8 @@ class Search:
         values["mode"] = tuple(values["mode"]) if len(values["mode"]) > 1 else values["mode"][0]
         values["budget"] = Budget.from_json(values["budget"])
         values["resources"] = Resources(**values["resources"])
+        if "selection" in values:  # run directories of earlier versions have none: they composed
+            values["selection"] = selections.from_json(values["selection"])
         values["warm_start"] = tuple(values["warm_start"])
         return cls(space=found, **values)
 

@@ -37,12 +37,15 @@ import pyarrow.parquet as pq
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue
 from raydp.privacy import accountants
-from raydp.privacy.budget import Adjacency, Budget
+from raydp.privacy import selection as selections
+from raydp.privacy.budget import Budget
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
+from raydp.privacy.selection import Public, RandomStopping, Selection
+from raydp.privacy.selection_budget import released
 from raydp.search.records import STATES, TrialRecord
-from raydp.search.run_directory import RunDirectory, atomic_file
+from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,16 +68,6 @@ def merged(mechanisms: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
     return tuple(
         Mechanism(noise_multiplier=sigma, sample_rate=rate, steps=count) for (sigma, rate), count in steps.items()
     )
-
-
-def epsilon_spent_quick(
-    mechanisms: Iterable[Mechanism], *, delta: float, adjacency: Adjacency = "add_remove"
-) -> Interval:
-    """Epsilon of everything in ``mechanisms``, quickly: by Rényi moments, whose *upper* bound is valid and loose.
-
-    For displays that refresh; results state :attr:`Result.epsilon_search`.
-    """
-    return accountants.epsilon(merged(mechanisms), delta=delta, adjacency=adjacency, accountant="rdp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +135,7 @@ class Result:
         trials: all trials, in the order of their numbers.
         mechanisms: everything that was executed, merged; the source of :attr:`epsilon_search`.
         runs: how many runs executed at least one step.
+        trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
     """
 
     directory: Path
@@ -149,6 +143,7 @@ class Result:
     trials: tuple[TrialRecord, ...]
     mechanisms: tuple[Mechanism, ...] = field(default=(), repr=False)
     runs: int = 0
+    trial_budget: Budget | None = None
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
@@ -166,12 +161,41 @@ class Result:
             trials=tuple(opened.records().values()),
             mechanisms=mechanisms,
             runs=runs,
+            trial_budget=trial_budget(opened),
         )
 
     @property
     def budget(self) -> Budget:
         """The budget of every trial."""
+        return self.trial_budget or self.search_budget
+
+    @property
+    def search_budget(self) -> Budget:
+        """The budget in the search's definition: of every trial, or under random stopping of the released result."""
         return Budget.from_json(self.search["budget"])
+
+    @property
+    def selection(self) -> Selection:
+        """How the best trial was chosen."""
+        return selections.from_json(self.search.get("selection", {"rule": "composition"}))
+
+    @cached_property
+    def epsilon_released(self) -> Interval:
+        """Bounds of epsilon of what the search releases, at the search's delta, by the theorem of its selection.
+
+        ``composition``: :attr:`epsilon_search`, whatever is released. ``random_stopping``: of the one released trial,
+        for those who do not know the rest; its lower bound is that of the trial alone. ``public``: zero.
+        """
+        rule = self.selection
+        if isinstance(rule, Public):
+            return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant="public data")
+        if not isinstance(rule, RandomStopping):
+            return self.epsilon_search
+        trial = self.trial_budget
+        if trial is None:  # nothing has been released yet
+            return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant=self.accountant)
+        upper = released(rule, trial).epsilon
+        return Interval(lower=min(self.epsilon_search.lower, upper), estimate=upper, upper=upper, accountant="pld")
 
     @property
     def accountant(self) -> str:
@@ -244,7 +268,7 @@ class Result:
         A sampler that learns (TPE, GP) chooses plans by earlier results: the number is then the composition of the
         sequence of plans that came about, not a bound over all that could have.
         """
-        budget = self.budget
+        budget = self.search_budget
         return accountants.epsilon(
             self.mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant
         )
@@ -335,6 +359,8 @@ class Result:
             "pareto": [record.key for record in self.pareto],
             "epsilon_trial": trial.to_json() if trial else None,
             "epsilon_search": self.epsilon_search.to_json(),
+            "epsilon_released": self.epsilon_released.to_json(),
+            "selection": self.selection.to_json(),
             "runs": self.runs,
             "trials": [record.to_json() for record in self.trials],
         }
@@ -381,7 +407,8 @@ class Result:
         return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no trial"
 
     def _headline(self) -> list[str]:
-        lines = [f"{self.search.get('name')}: {len(self.trials)} trials ({self.counts()})"]
+        trials = f"{len(self.trials)} trial{'' if len(self.trials) == 1 else 's'}"
+        lines = [f"{self.search.get('name')}: {trials} ({self.counts()})"]
         chosen = self.pareto if len(self.objectives) > 1 else self.ranked[:1]
         word = "best" if len(self.objectives) == 1 else "on the Pareto front"
         for trial in chosen:
@@ -398,13 +425,30 @@ class Result:
 
     def _epsilon_lines(self) -> tuple[str, str]:
         budget, trial = self.budget, self.epsilon_trial
-        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         spent = _epsilon(trial) if trial else "none, for no trial is complete"
-        whole = _epsilon(self.epsilon_search)
         return (
-            f"epsilon of the trial: {spent} (target {budget.epsilon:g}, delta {budget.delta:g}, {budget.adjacency})",
-            f"epsilon of the whole search: {whole} (all that ran: {runs})",
+            f"epsilon of the trial: {spent} (target {budget.epsilon:.6g}, delta {budget.delta:g}, {budget.adjacency})",
+            self._released_line(),
         )
+
+    def _released_line(self) -> str:
+        """Epsilon of what the search releases, and the rule and the theorem that it rests on."""
+        rule, budget = self.selection, self.search_budget
+        if isinstance(rule, Public):
+            data = rule.data or self.search.get("data")
+            return f"epsilon of the released result: 0 (selection public: trials ran on {data}, which is public)"
+        if isinstance(rule, RandomStopping):
+            if self.trial_budget is None:
+                return "epsilon of the released result: nothing has been released yet (selection random_stopping)"
+            bound = released(rule, self.trial_budget)
+            return (
+                f"epsilon of the released result: {_epsilon(self.epsilon_released)} (target {budget.epsilon:g}, delta "
+                f"{budget.delta:g}; selection random_stopping, {bound.theorem}, for those who do not know the number "
+                "of trials)"
+            )
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        whole = _epsilon(self.epsilon_search)
+        return f"epsilon of the whole search: {whole}, selection composition (all that ran: {runs})"
 
     def _table(self) -> pa.Table:
         return _table(self.trials, self.budget)

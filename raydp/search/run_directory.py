@@ -12,6 +12,8 @@ Layout (version 2)::
     trials/<key>/       config.json, plan.json
     trials/<key>/seed-<i>/   ledger.jsonl, metrics.jsonl, checkpoints
     secrets/            mode 0700: noise keys of the trials that are not done
+    private/            mode 0700: all trials of a search under random stopping, a run directory of its own (see
+                        raydp.search.secrecy)
     tracking.json, mlflow.db, mlartifacts/   the tracker's (see raydp.search.tracking)
 
 Only ``journal.jsonl``, the plans and the ledgers are needed to resume and to verify; the rest is derived from them.
@@ -39,6 +41,7 @@ from typing import Any
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy import chain
+from raydp.privacy.budget import Budget
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.plan import Plan
 from raydp.search.records import TrialRecord, finite, fold
@@ -257,6 +260,17 @@ class RunDirectory:
             finally:
                 os.close(handle)
 
+    def stamp(self) -> None:
+        """Write the present as the time of creation, where the time that a search took is a secret.
+
+        Raises:
+            RaydpError: the journal has begun, and continues the header as it was.
+        """
+        if self.events():
+            raise RaydpError(f"{self.path} has events, which continue its header as it is; it cannot be stamped anew.")
+        self.header["created"] = _now()
+        self.write_json(DEFINITION, self.header)
+
     def write_json(self, path: str | os.PathLike[str], obj: Any) -> Path:
         """Write ``obj`` as JSON, atomically and durably: a reader sees the old file or the new one.
 
@@ -358,6 +372,14 @@ class RunDirectory:
                 )
             self._plans[digest] = plan
         return self._plans[digest]
+
+
+def trial_budget(directory: RunDirectory) -> Budget | None:
+    """The budget of a trial that the journal of a search under random stopping states; None for other searches."""
+    for event in directory.events():
+        if event["event"] == "selection":
+            return Budget.from_json(event["trial_budget"])
+    return None
 
 
 def free_directory(name: str) -> Path:

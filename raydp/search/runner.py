@@ -21,12 +21,14 @@ from torch import nn
 
 from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
+from raydp.privacy.selection import RandomStopping
 from raydp.search import statement
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
 from raydp.search.results import Result, write_trials_parquet
 from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
+from raydp.search.secrecy import SilentTracker, is_released, open_store, release
 from raydp.search.session import Session, task_to_json
 from raydp.search.tracking import Tracker, check_uri
 from raydp.search.trainable import TrialProcess
@@ -83,6 +85,13 @@ def resume(
     """
     opened = RunDirectory.open(directory)
     search = stored_search(opened)
+    if extra_trials and isinstance(search.rule, RandomStopping):
+        raise InvalidValue(
+            "--trials",
+            extra_trials,
+            "would void random stopping, whose number of trials is drawn before anything runs",
+            "Start a new search; it has its own cost.",
+        )
     if tracking_uri is None:
         tracking_uri = next((e["tracking_uri"] for e in reversed(opened.events()) if e["event"] == "driver"), None)
     return _drive(search, opened, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=extra_trials)
@@ -102,6 +111,14 @@ def check(search: Search) -> None:
     )
     models.validate_model(model)
     _check_task(search, dataset, model)
+    if isinstance(search.rule, RandomStopping) and dataset.holdout_visibility != "public benchmark":
+        raise InvalidValue(
+            "data",
+            search.data,
+            "has a private hold-out, and random stopping releases the trial that scored best on it: the score itself "
+            "would be an unaccounted query of private examples",
+            "Use data with a public hold-out, or set selection='composition', where metrics are labelled non-private.",
+        )
     wanting, refused, feasible = [], [], False
     for config in (*search.point_space.corners(), search.point_space.centre()):
         chosen, hyperparameters, _ = search.point(config)
@@ -198,10 +215,10 @@ def _drive(
     extra_trials: int,
 ) -> Result:
     display = Display(trials=search.trials, metric=search.metrics, varying=search.point_space.varying, quiet=quiet)
+    if isinstance(search.rule, RandomStopping):
+        return _drive_secretly(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet)
     with directory.lock():
-        # So that a resume finds the same tracker; credentials in a URI are not written down.
-        kept = tracking_uri if tracking_uri is None or "@" not in tracking_uri else None
-        directory.append({"event": "driver", "tracking_uri": kept})
+        directory.append({"event": "driver", "tracking_uri": _without_credentials(tracking_uri)})
         tracker = Tracker(uri=tracking_uri, directory=directory, experiment=search.name)
         state = "failed"
         try:
@@ -248,10 +265,56 @@ def _report(result: Result, display: Display) -> None:
         display.note(f"The report was not written ({error}); try `raydp report {result.directory}`.")
 
 
+def _drive_secretly(
+    search: Search, directory: RunDirectory, *, tracking_uri: str | None, address: str | None, quiet: bool
+) -> Result:
+    """Random stopping: all trials in the private store, then the release of the best, and only then a tracker."""
+    display = Display(trials=1, metric=search.metrics, varying=search.point_space.varying, quiet=quiet)
+    with directory.lock():
+        if not is_released(directory):
+            display.note("Random stopping: how many trials run, and how they do, is secret until the best is released.")
+            store, terms = open_store(search, directory)
+            with store.lock():
+                hidden = Display(trials=1, metric=search.metrics, quiet=True)
+                tracker: Tracker = SilentTracker()  # type: ignore[assignment]
+                session = Session(search, store, tracker=tracker, display=hidden, terms=terms)
+                if session.left > 0:
+                    with _cluster(search, address):
+                        _fit(session, concurrency(search))
+                session.close()
+            if session.failure:
+                raise RaydpError(session.failure)
+            if session.left > 0:
+                raise KeyboardInterrupt
+            release(search, store, directory)
+        directory.append({"event": "driver", "tracking_uri": _without_credentials(tracking_uri)})
+        tracker = Tracker(uri=tracking_uri, directory=directory, experiment=search.name)
+        try:
+            tracker.start_search(directory.definition, search.point_space.varying)
+            write_trials_parquet(directory.path)
+            statement.write(directory)
+            result = Result.load(directory.path)
+            _report(result, display)
+            tracker.finish_search(_numbers(result), "complete")
+            if not tracker.synchronise():
+                display.note(f"The tracker {tracker.uri} lacks a part; `raydp resume {directory.path}` uploads it.")
+        finally:
+            tracker.close()
+        display.finish(result.summary())
+        return result
+
+
+def _without_credentials(tracking_uri: str | None) -> str | None:
+    """The URI as it may be written down, so that a resume finds the same tracker; None for one with a password."""
+    return None if tracking_uri is not None and "@" in tracking_uri else tracking_uri
+
+
 def _numbers(result: Result) -> dict[str, Any]:
     """What the parent run of the tracker shows of a result."""
     best = result.best if len(result.search["metric"]) == 1 else None
     numbers: dict[str, Any] = {"epsilon_search": result.epsilon_search.upper, "trials": len(result.trials)}
+    numbers["epsilon_released"] = result.epsilon_released.upper
+    numbers["selection"] = result.selection.rule
     if best is not None:
         numbers["best_trial"] = best.key
         for metric in result.search["metric"]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from raydp.errors import CorruptFile, Infeasible, InvalidValue, RaydpError
+from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NoiseKey
@@ -21,9 +22,9 @@ from raydp.privacy.plan import Interval
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.records import TrialRecord, key_of
-from raydp.search.results import epsilon_spent_quick
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
+from raydp.search.secrecy import Terms
 from raydp.search.tracking import Tracker
 from raydp.search.trainable import INTERRUPTED, Assignment
 
@@ -38,6 +39,7 @@ class Session:
         directory: the run directory, new or of an earlier driver.
         tracker, display: told about everything.
         clock: seconds; for the estimate of the time left.
+        terms: what random stopping adds to the definition; None for a search of any other selection.
     """
 
     def __init__(
@@ -48,30 +50,32 @@ class Session:
         tracker: Tracker,
         display: Display,
         clock: Callable[[], float] = time.monotonic,
+        terms: Terms | None = None,
     ) -> None:
-        self.search, self.directory = search, directory
+        self.search, self.directory, self.terms = search, directory, terms
         self.failure: str | None = None  # why no more trials can be proposed, if it is an error
         self._tracker, self._display, self._clock = tracker, display, clock
         self._begun = clock()
         self._sampling = Sampling(
             space=search.point_space,
             sampler=search.sampler,
-            seed=search.seed,
+            seed=search.seed if terms is None else terms.sampler_seed,
             directions=search.modes,
             warm_start=search.warm_start,
         )
         #: How many trials are trained in all: the search's, and what resumes added; infeasible ones do not count.
-        self.target = search.trials + sum(int(e["trials"]) for e in directory.events() if e["event"] == "extended")
+        extended = sum(int(event["trials"]) for event in directory.events() if event["event"] == "extended")
+        self.target = (search.trials if terms is None else terms.runs) + extended
         records = directory.records()
         self._sampling.restore(list(records.values()), metrics=search.metrics)
         self._records: dict[str, TrialRecord] = dict(records)
         #: To be handed out before anything new: trials of an earlier driver, and those whose process died.
         self._unfinished = [key for key, record in records.items() if not record.finished]
         self._deaths: Counter[str] = Counter()
-        self._mechanisms: list[Mechanism] = []
+        self._spending = RunningRdp()
         for key, record in records.items():
             if record.finished:
-                self._mechanisms += self._spent(key)
+                self._spending.add(self._spent(key))
         self._streak = 0
         self._finished_here = 0
         self._prepare_pairing()
@@ -141,8 +145,9 @@ class Session:
         """The trial ended in whatever way it says; if its storage failed, it stays unfinished and the search stops."""
         state, reason = item["state"], item["reason"]
         if state == INTERRUPTED:
-            remedy = f"When that is repaired: raydp resume {self.directory.path}"
-            self.failure = f"trial {key} cannot go on: {reason}\n{remedy}"
+            where, which = (self.directory.path, key) if self.terms is None else (self.terms.home, "")
+            remedy = f"When that is repaired: raydp resume {where}"
+            self.failure = f"trial {which} cannot go on: {reason}\n{remedy}" if which else f"{reason}\n{remedy}"
             return
         metrics = {name: list(values) for name, values in item["metrics"].items()}
         number = self._records[key].number
@@ -179,7 +184,7 @@ class Session:
             measured_on=measured_on,
             heads=heads,
         )
-        self._mechanisms += self._spent(key)
+        self._spending.add(self._spent(key))
         self._finished_here += 1
         self._tracker.trial_finished(self._records[key])
         self._display.finished(self._records[key])
@@ -218,7 +223,7 @@ class Session:
     def _propose(self, number: int, config: Mapping[str, Any]) -> TrialRecord:
         key = key_of(number)
         try:
-            plan = self.search.plan_for(config)
+            plan = self.search.plan_for(config, None if self.terms is None else self.terms.budget)
         except (Infeasible, InvalidValue) as error:
             self._sampling.infeasible(number, str(error))
             self.directory.append(
@@ -317,8 +322,8 @@ class Session:
             failed=sum(states.count(state) for state in ("failed", "diverged", "stopped")),
             infeasible=states.count("infeasible"),
             best=self._best(),
-            epsilon_search=epsilon_spent_quick(
-                self._mechanisms, delta=self.search.budget.delta, adjacency=self.search.budget.adjacency
+            epsilon_search=self._spending.epsilon(
+                delta=self.search.budget.delta, adjacency=self.search.budget.adjacency
             ),
             eta=seconds * self.left,
         )

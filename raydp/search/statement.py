@@ -21,10 +21,11 @@ from raydp.privacy.budget import Budget
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE
 from raydp.privacy.plan import Interval, Plan
+from raydp.privacy.selection_budget import released
 from raydp.search.display import upward
 from raydp.search.records import NOT_STATED, TrialRecord
 from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
-from raydp.search.run_directory import RunDirectory, atomic_file
+from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
 
 VERSION = 1
 JSON_FILE, TEXT_FILE = "statement.json", "statement.txt"
@@ -64,7 +65,8 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
     budget = Budget.from_json(definition["budget"])
     chained = opened.chained_events()
     records = opened.records()
-    trials, spent = _trials(opened, records, budget)
+    solved = trial_budget(opened)
+    trials, spent = _trials(opened, records, solved or budget)
     whole = merged(spent)
     rule = selection.from_json(definition.get("selection") or selection.Composition().to_json())
     insecure = definition.get("insecure_seed") is not None
@@ -100,7 +102,12 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
             "paired": bool(definition.get("paired")),
         },
         "accountants": {"held_against_the_budget": definition.get("accountant", "pld"), "all": _ACCOUNTANTS},
-        "selection": {"rule": rule.rule, "parameters": rule.to_json(), "theorem": rule.theorem},
+        "selection": {
+            "rule": rule.rule,
+            "parameters": rule.to_json(),
+            "theorem": rule.theorem,
+            "released": _released(rule, solved, budget, whole),
+        },
         "metrics": metrics,
         "trials": trials,
         "everything": {
@@ -109,9 +116,24 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
             "mechanisms": [_mechanism(mechanism) for mechanism in whole],
             "epsilon": _epsilon(whole, budget),
         },
-        "not_covered": _not_covered(definition, budget, max(populations, default=None), metrics),
+        "not_covered": _not_covered(definition, budget, max(populations, default=None), metrics, rule),
         "software": dict(opened.header.get("software") or {}),
     }
+
+
+def _released(
+    rule: selection.Selection, solved: Budget | None, budget: Budget, whole: tuple[Mechanism, ...]
+) -> dict[str, Any]:
+    """What the released result costs by the theorem of the selection, and the numbers that it follows from."""
+    record: dict[str, Any] = {"epsilon": None, "delta": budget.delta, "trial_budget": None, "parts": {}}
+    if isinstance(rule, selection.RandomStopping):
+        if solved is None:  # nothing has been released yet
+            return record
+        bound = released(rule, solved)
+        return {**record, "epsilon": bound.epsilon, "trial_budget": solved.to_json(), "parts": bound.parts}
+    if isinstance(rule, selection.Public):
+        return {**record, "epsilon": 0.0}
+    return {**record, "epsilon": _interval(whole, budget, "pld").upper}
 
 
 def write(directory: RunDirectory) -> tuple[Path, Path]:
@@ -134,9 +156,8 @@ def schema() -> dict[str, Any]:
 
 def text(statement: Mapping[str, Any]) -> str:
     """The statement for a reader; it says nothing that its JSON does not say. Epsilons are rounded up."""
-    search, budget, data = statement["search"], statement["budget"], statement["data"]
+    search, data = statement["search"], statement["data"]
     noise, rule, metrics = statement["noise"], statement["selection"], statement["metrics"]
-    accountant = statement["accountants"]["held_against_the_budget"]
     unfinished = "" if search["finished"] else " NOT FINISHED: it can still spend more."
     lines = [
         f"Privacy statement of the search {search['name']!r} ({search['id']}).{unfinished}",
@@ -145,12 +166,13 @@ def text(statement: Mapping[str, Any]) -> str:
         f"Adjacency: {statement['adjacency']['name']}. {statement['adjacency']['meaning']}",
         f"Private data: {data['private']}, N = {data['population'] or 'not known yet'}. "
         f"Public data: {data['public'] or 'none'}.",
-        f"Budget of each trial: epsilon = {budget['epsilon']:g} at delta = {budget['delta']:g}, by {accountant}.",
+        _budget_line(statement),
         f"Sampler: {statement['sampler']}",
         f"Mechanism: {statement['mechanism']}",
         f"Noise: {noise['source']}. {noise['claim']}"
         + (" Runs of one seed share the noise of equal phases (paired)." if noise["paired"] else ""),
         f"Selection: {rule['rule']}. {rule['theorem']}",
+        _released_line(rule),
         f"Metrics: {', '.join(metrics['names'])}, measured on {'; '.join(metrics['measured_on']) or NOT_STATED}. "
         + ("They cost no privacy." if metrics["covered"] else "They are NOT private: no budget covers them."),
         "",
@@ -170,6 +192,29 @@ def text(statement: Mapping[str, Any]) -> str:
         for line in lines
     )
     return "\n".join(wrapped) + "\n"
+
+
+def _budget_line(statement: Mapping[str, Any]) -> str:
+    budget, accountant = statement["budget"], statement["accountants"]["held_against_the_budget"]
+    of = "the released result" if statement["selection"]["rule"] == "random_stopping" else "each trial"
+    return f"Budget of {of}: epsilon = {budget['epsilon']:g} at delta = {budget['delta']:g}, by {accountant}."
+
+
+def _released_line(rule: Mapping[str, Any]) -> str:
+    """The released result's epsilon, and under random stopping the two points that it follows from."""
+    found = rule["released"]
+    if found["epsilon"] is None:
+        return "Released result: nothing yet."
+    line = f"Released result: epsilon = {upward(found['epsilon'], 6)} at delta = {found['delta']:g}."
+    if found["trial_budget"] is None:
+        return line
+    first, runs = found["trial_budget"], rule["parameters"]["runs"]
+    points = "; ".join(
+        f"epsilon = {epsilon:.6g} at delta = {delta:.6g}"
+        for epsilon, delta in [(first["epsilon"], first["delta"]), *first["further"]]
+    )
+    numbers = ", ".join(f"{name} = {value:.6g}" for name, value in runs.items() if name != "name")
+    return f"{line} Every trial satisfies {points}. Number of trials: {runs['name']}, {numbers}; drawn in secret."
 
 
 def _trial_lines(trial: Mapping[str, Any]) -> list[str]:
@@ -275,7 +320,11 @@ def _metrics(definition: Mapping[str, Any], records: Mapping[str, TrialRecord]) 
 
 
 def _not_covered(
-    definition: Mapping[str, Any], budget: Budget, population: int | None, metrics: Mapping[str, Any]
+    definition: Mapping[str, Any],
+    budget: Budget,
+    population: int | None,
+    metrics: Mapping[str, Any],
+    rule: selection.Selection,
 ) -> list[dict[str, str]]:
     """What a reader must not take the numbers for. The first ones hold for every search."""
     found = {
@@ -309,6 +358,11 @@ def _not_covered(
         found["adaptive composition"] = (
             "The sampler chose later plans by earlier results. The composition is that of the plans that came about, "
             "not a bound over all that could have."
+        )
+    if rule.rule == selection.RandomStopping.rule:
+        found["the number of trials"] = (
+            "The bound holds for those who know neither how many trials ran nor how the others did. Whoever watches "
+            "the machine or the clock while the search runs, or reads its private store, can know it."
         )
     if definition.get("paired"):
         found["paired noise"] = (

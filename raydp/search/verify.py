@@ -17,11 +17,12 @@ from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, LedgerRefusal
 from raydp.privacy import accountants
 from raydp.privacy.budget import Adjacency, Budget
+from raydp.privacy.calibration import delta_at
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.records import FINISHED, TrialRecord, fold
 from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
-from raydp.search.run_directory import RunDirectory, read_json_lines
+from raydp.search.run_directory import RunDirectory, read_json_lines, trial_budget
 
 #: Relative slack above the budget: floating point, not privacy.
 OVER = 1e-12
@@ -83,6 +84,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     if opened.definition.get("insecure_seed") is not None:
         problems.append(INSECURE)
     records, digests, readable = _journal(opened, problems)
+    if readable:  # under random stopping, the journal states what was solved for each trial
+        budget = trial_budget(opened) or budget
     numbers = {record.number for record in records.values()}
     gaps = sorted(set(range(max(numbers, default=0))) - numbers)
     if gaps:
@@ -115,6 +118,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
             plan_problems.get(run.key) or (None if plan else "there is no plan.json: nothing allowed this run"),
             _fits(run, plan),
             _overspent(epsilon, budget, accountant),
+            _over_further_points(run, budget),
             _lost(run, {other.seed for other in by_trial[run.key]}),
             _told(record, of_trial, accountant) if run is by_trial[run.key][0] else None,
             _cut_short(run, plan, epsilon, budget, accountant) if record and record.state == "complete" else None,
@@ -249,6 +253,17 @@ def _overspent(epsilon: _Intervals, budget: Budget, accountant: str) -> str | No
     return None
 
 
+def _over_further_points(run: ExecutedRun, budget: Budget) -> str | None:
+    """Whether what ran exceeds the budget's further points, which a search under random stopping rests on."""
+    if not budget.further or run.ledger is None or not run.ledger.mechanisms:
+        return None
+    profile = delta_at(run.ledger.mechanisms, budget)
+    for at, allowed in budget.further:
+        if profile(at) > allowed * (1 + OVER):
+            return f"overspent: delta is {profile(at):.6g} at epsilon = {at:.6g}, the selection allows {allowed:.6g}"
+    return None
+
+
 def _lost(run: ExecutedRun, seeds: set[int]) -> str | None:
     """Whether more ran than the ledgers hold: by the run's reports, and by the seeds, which run one after the other."""
     missing = sorted(set(range(run.seed)) - seeds)
@@ -291,7 +306,9 @@ def _cut_short(run: ExecutedRun, plan: Plan | None, epsilon: _Intervals, budget:
                 f"{epsilon[name].lower:.6g} was spent"
             )
     upper = epsilon[accountant].upper
-    if plan.exhausts and upper < budget.epsilon * (1 - UNDER):
+    further = zip(plan.further, budget.further, strict=True)
+    exact = any(spent >= allowed * (1 - UNDER) for spent, (_, allowed) in further)
+    if plan.exhausts and not exact and upper < budget.epsilon * (1 - UNDER):
         return f"complete with epsilon = {upper:.6g} by {accountant}: less than the budget of {budget.epsilon:.6g}"
     return None
 

@@ -6,13 +6,14 @@ import pytest
 
 from raydp.errors import CorruptFile, InvalidValue
 from raydp.privacy import accountants
+from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.budget import Budget
 from raydp.privacy.calibration import calibrate
 from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Mechanism, PhaseSpec
 from raydp.privacy.plan import Interval
 from raydp.search.records import TrialRecord
-from raydp.search.results import Result, epsilon_spent_quick, merged, write_trials_parquet
+from raydp.search.results import Result, merged, write_trials_parquet
 from raydp.search.run_directory import RunDirectory
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
@@ -121,7 +122,9 @@ def test_epsilon_of_the_search_is_the_composition_of_every_executed_step(directo
     assert result.epsilon_search.upper == pytest.approx(expected.upper, rel=1e-4)
     assert result.epsilon_search.lower <= expected.upper and expected.lower <= result.epsilon_search.upper
     assert BUDGET.epsilon < result.epsilon_search.upper < 4 * BUDGET.epsilon
-    quick = epsilon_spent_quick(result.mechanisms, delta=BUDGET.delta)
+    spending = RunningRdp()
+    spending.add(result.mechanisms)
+    quick = spending.epsilon(delta=BUDGET.delta, adjacency=BUDGET.adjacency)
     assert quick.accountant == "rdp" and quick.upper >= result.epsilon_search.lower
 
 

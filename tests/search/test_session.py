@@ -17,10 +17,11 @@ from ray import tune
 
 from raydp.errors import RaydpError
 from raydp.privacy import accountants, noise
+from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.noise import NoiseKey
 from raydp.search.display import Display
-from raydp.search.results import Result, epsilon_spent_quick
+from raydp.search.results import Result
 from raydp.search.run_directory import JOURNAL, RunDirectory
 from raydp.search.session import Session
 from raydp.search.tracking import Tracker
@@ -202,7 +203,9 @@ def test_every_seed_is_charged(tmp_path: Path) -> None:
     composed = accountants.epsilon(everything, delta=1e-5)
     assert result.epsilon_search.upper == pytest.approx(composed.upper, rel=1e-3)
     assert result.epsilon_search.upper > 3
-    assert epsilon_spent_quick(everything, delta=1e-5).upper >= result.epsilon_search.lower
+    spending = RunningRdp()
+    spending.add(everything)
+    assert spending.epsilon(delta=1e-5, adjacency="add_remove").upper >= result.epsilon_search.lower
 
 
 def test_paired_trials_share_the_warm_up_and_no_secret_survives(tmp_path: Path) -> None:

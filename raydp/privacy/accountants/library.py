@@ -28,6 +28,10 @@ class OutOfReach(Exception):
     """The library cannot bound this composition well within bounded time and memory; the text says why."""
 
 
+class TooManyPoints(OutOfReach):
+    """A coarser grid would have fewer."""
+
+
 def upper_bound(mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adjacency, width: float) -> float:
     """dp-accounting's pessimistic epsilon of the composition.
 
@@ -42,11 +46,27 @@ def upper_bound(mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adj
     """
     if delta < SMALLEST_DELTA:
         raise OutOfReach(f"dp-accounting's FFT is not accurate at delta = {delta:g}, below {SMALLEST_DELTA:g}")
+    total = distribution(mechanisms, adjacency=adjacency, width=width)
+    with np.errstate(over="ignore"):  # its division by a vanishing mass ends in the comparison that it is meant for
+        value = float(total.get_epsilon_for_delta(delta))
+    if not math.isfinite(value):
+        raise OutOfReach("dp-accounting's truncated tails outweigh delta")
+    return value
+
+
+def distribution(
+    mechanisms: Sequence[Mechanism], *, adjacency: Adjacency, width: float
+) -> distributions.PrivacyLossDistribution:
+    """dp-accounting's pessimistic distribution of the composition; every bound that is read off it holds.
+
+    Raises:
+        TooManyPoints: on a grid of this width.
+    """
     total = None
     for item in mechanisms:
         points = _points(item, adjacency, width)
         if points > MAX_POINTS:
-            raise OutOfReach(f"dp-accounting would need {points:.1e} grid points for one step")
+            raise TooManyPoints(f"dp-accounting would need {points:.1e} grid points for one step")
         step = distributions.from_gaussian_mechanism(
             item.noise_multiplier,
             value_discretization_interval=width,
@@ -57,11 +77,7 @@ def upper_bound(mechanisms: Sequence[Mechanism], *, delta: float, adjacency: Adj
         composed = step.self_compose(item.steps)
         total = composed if total is None else total.compose(composed)
     assert total is not None
-    with np.errstate(over="ignore"):  # its division by a vanishing mass ends in the comparison that it is meant for
-        value = float(total.get_epsilon_for_delta(delta))
-    if not math.isfinite(value):
-        raise OutOfReach("dp-accounting's truncated tails outweigh delta")
-    return value
+    return total
 
 
 def _points(item: Mechanism, adjacency: Adjacency, width: float) -> float:

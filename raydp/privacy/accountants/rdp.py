@@ -47,6 +47,45 @@ def _step(sample_rate: float, noise_multiplier: float, orders: tuple[float, ...]
     return np.array(values)
 
 
+class RunningRdp:
+    """Rényi moments of a composition that grows: adding a mechanism costs the same however many there are.
+
+    The upper bound is that of :class:`RdpAccountant` over integer orders: valid, and loose. For displays that refresh.
+    """
+
+    def __init__(self) -> None:
+        self._total = np.zeros(len(INTEGER_ORDERS))
+
+    def add(self, mechanisms: Sequence[Mechanism]) -> None:
+        """Compose further mechanisms with those that are in already."""
+        for item in mechanisms:
+            if item.sample_rate == 1.0:
+                self._total += item.steps * np.array(INTEGER_ORDERS) / (2 * item.noise_multiplier**2)
+            else:
+                self._total += item.steps * _step(item.sample_rate, item.noise_multiplier, INTEGER_ORDERS)
+
+    def epsilon(self, *, delta: float, adjacency: Adjacency) -> Interval:
+        """Upper bound of everything added so far; 0 for nothing, infinite losses are refused.
+
+        Raises:
+            Refused: no order has a finite moment.
+        """
+        if not self._total.any():
+            return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant="rdp")
+
+        def upper(share: float) -> float:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return float(
+                    analysis.get_privacy_spent(orders=list(INTEGER_ORDERS), rdp=list(self._total), delta=share)[0]
+                )
+
+        value = upper(delta) if adjacency == "add_remove" else via_add_remove(upper, delta=delta)
+        if not math.isfinite(value):
+            raise Refused("Opacus' analysis is finite at no order for so little noise")
+        return Interval(lower=0.0, estimate=max(value, 1e-9), upper=max(value, 1e-9), accountant="rdp")
+
+
 class RdpAccountant:
     """Upper bound only: ``lower`` is 0, ``estimate`` equals ``upper``.
 
