@@ -138,6 +138,8 @@ class Search:
                 raise InvalidValue(
                     name, getattr(self, name), f"must be a raydp.{kind.__name__}", f"Write raydp.{kind.__name__}(…)."
                 )
+        if not isinstance(self.fixed, Mapping):
+            raise InvalidValue("fixed", self.fixed, "must be a dictionary of hyperparameters", "Write fixed={…}.")
         if isinstance(self.warm_start, Mapping):
             raise InvalidValue("warm_start", self.warm_start, "must be a list of configs", "Write warm_start=[{…}].")
         object.__setattr__(self, "warm_start", tuple(self.warm_start))

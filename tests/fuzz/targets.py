@@ -402,7 +402,7 @@ def _made(parts: tuple[Any, ...]) -> Any:
     function, *numbers = parts
     try:
         return function(*numbers)
-    except (ValueError, TypeError, AssertionError, OverflowError):
+    except (ValueError, TypeError, AssertionError, ArithmeticError):
         return "refused by Tune"
 
 

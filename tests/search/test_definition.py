@@ -247,3 +247,8 @@ def test_a_search_optimises_something():
 def test_an_override_beyond_all_floats_is_refused():
     with pytest.raises(InvalidValue, match="must be finite"):
         small_search().with_overrides({"budget.epsilon": 10**400})
+
+
+def test_fixed_is_a_dictionary():
+    with pytest.raises(InvalidValue, match="must be a dictionary"):
+        small_search(fixed=None)

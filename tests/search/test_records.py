@@ -77,6 +77,7 @@ def test_events_of_others_are_skipped():
         ({"event": "finished", "key": "t0000", "state": "running"}, "state"),
         ({"event": "proposed", "key": "a/b", "number": 1, "config": {}}, "a/b"),
         ({"no": "event"}, "event"),
+        ({"event": "finished", "key": "t0000", "state": "failed", "heads": [""]}, "cannot be understood"),
     ],
 )
 def test_events_that_make_no_sense_are_named_with_their_position(event, word):
