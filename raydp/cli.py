@@ -199,6 +199,54 @@ def statement(directory: _RunDirectory, as_json: _Json = False) -> None:
 
 
 @app.command()
+def audit(
+    target: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A search file, or a run directory.")],
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="Epsilon to audit; by default the budget's, at most 3.")
+    ] = None,
+    canaries: Annotated[int, typer.Option("--canaries", min=10, help="Canaries of the one run.")] = 1000,
+    runs: Annotated[int, typer.Option("--runs", min=10, help="Repeated runs in each of two worlds.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of coins, samples and noise.")] = 0,
+    only: _Only = None,
+    as_json: _Json = False,
+) -> None:
+    """Attack the training code with public canaries: lower bounds of epsilon; exit 1 if one exceeds the claim."""
+    from raydp.search.audit import audit_search, trial_config
+    from raydp.search.run_directory import RunDirectory, free_directory
+
+    found: list[tuple[str, Search, Path, dict[str, Any] | None]] = []
+    if target.is_dir():
+        from raydp.search.runner import stored_search
+
+        opened = RunDirectory.open(target)
+        search = stored_search(opened)
+        found.append((search.name, search, target / "audit", trial_config(opened)))
+    else:
+        searches = _searches(target, overrides=None, trials=None, epsilon=None, scale=None, only=only)
+        found += [(name, search, free_directory(f"{name}-audit"), None) for name, search in searches.items()]
+    reports = {}
+    for name, search, directory, config in found:
+        found_out = audit_search(
+            search,
+            directory,
+            config=config,
+            epsilon=epsilon,
+            canaries=canaries,
+            runs=runs,
+            seed=seed,
+            progress=(lambda line: None) if as_json else typer.echo,
+        )
+        reports[name] = found_out.to_json()
+        if not as_json:
+            verdict = "no bound exceeds its claim" if found_out.passed else "A BOUND EXCEEDS ITS CLAIM: do not release"
+            typer.echo(f"{name}: {verdict}. Report and figure: {directory}")
+    if as_json:
+        _print_json(_one_or_all(reports))
+    if not all(record["passed"] for record in reports.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     directories: _RunDirectories,
     out: Annotated[

@@ -22,3 +22,8 @@ def linear_map(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     layer = nn.Linear(math.prod(input_shape), outputs, bias=False)
     nn.init.zeros_(layer.weight)
     return nn.Sequential(nn.Flatten(), layer)
+
+
+def bright_map(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """One linear map of the positive part of the input, without a bias. A dark image has a gradient of exactly zero."""
+    return nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(math.prod(input_shape), outputs, bias=False))

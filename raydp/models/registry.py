@@ -16,7 +16,7 @@ from raydp import _validate
 from raydp.errors import InvalidValue, UnknownName
 from raydp.models.convnets import tanh_cnn, tanh_cnn_small
 from raydp.models.denoiser import load_denoiser
-from raydp.models.dense import linear, linear_map, mlp
+from raydp.models.dense import bright_map, linear, linear_map, mlp
 from raydp.models.resnets import resnet20, wrn_16_4
 from raydp.models.validation import validate_model
 
@@ -53,6 +53,9 @@ _MODELS = {
     ),
     "mlp": _Model(build=mlp, summary="one hidden layer of 64 tanh units; any inputs", features=True),
     "linear": _Model(build=linear, summary="one linear map with a bias; any inputs", features=True),
+    "bright_map": _Model(
+        build=bright_map, summary="a linear map of what is brighter than the mean, without a bias: for audits"
+    ),
     "linear_map": _Model(build=linear_map, summary="one linear map without a bias; any inputs", features=True),
 }
 

@@ -9,6 +9,13 @@ example (the canary) takes part, and ask how well a threshold tells the two apar
 so rates that break the bound refute the claim. Rates are replaced by their Clopper-Pearson limits, and the threshold
 is chosen on one half of the scores and evaluated on the other, so the confidence is what it says
 (Jagielski et al., NeurIPS 2020, arXiv 2006.07709; Nasr et al., USENIX Security 2021, arXiv 2101.04535).
+
+One run can tell as well (Steinke, Nasr & Jagielski, NeurIPS 2023, arXiv 2305.08846): many canaries, each of which takes
+part by its own fair coin, and guesses of the coins from the output. By their Theorem 5.2, if the mechanism is
+(epsilon, delta)-DP for one canary that takes part or not, then r guesses about m canaries, the rest abstained from, are
+right v times or more with probability at most
+
+    P[W >= v] + m·delta·max_{1<=i<=m} (2/i)·P[v - i <= W < v],   W ~ Binomial(r, e^epsilon/(1 + e^epsilon)).
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import beta
+from scipy.stats import beta, binom
 
 from raydp import _validate
 from raydp.errors import InvalidValue
@@ -151,3 +158,94 @@ def _bounds(inside: np.ndarray, outside: np.ndarray, thresholds: np.ndarray, del
     false = np.stack([out_high, 1 - in_low])
     ratio = true / np.maximum(false, math.ulp(0.0))
     return np.log(np.maximum(ratio, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunAudit:
+    """What the guesses about one run's canaries prove.
+
+    Attributes:
+        epsilon_lower: with the stated confidence, a mechanism that is (epsilon, delta)-DP has epsilon >= this.
+        canaries: m, how many there were, in or out.
+        guesses: r, how many were guessed about.
+        correct: v, how many guesses were right.
+        confidence: 1 - beta, over all numbers of guesses that were tried.
+        reach: what ``epsilon_lower`` would be if all guesses were right: an audit cannot refute a claim above it.
+    """
+
+    epsilon_lower: float
+    canaries: int
+    guesses: int
+    correct: int
+    confidence: float
+    reach: float
+
+
+def one_run_p_value(correct: int, guesses: int, canaries: int, *, epsilon: float, delta: float) -> float:
+    """The chance, at most, of so many right guesses under an (epsilon, delta)-DP mechanism (Theorem 5.2, see above)."""
+    right = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(correct - 1, guesses, right))
+    if delta == 0 or correct == 0:
+        return min(1.0, tail)
+    below = np.cumsum(binom.pmf(np.arange(correct - 1, -1, -1), guesses, right))  # P[v - i <= W < v], i = 1, ..., v
+    slack = float(np.max(2 * below / np.arange(1, correct + 1)))
+    return min(1.0, tail + canaries * delta * slack)
+
+
+def one_run_epsilon(correct: int, guesses: int, canaries: int, *, delta: float, confidence: float) -> float:
+    """The largest epsilon that so many right guesses refute at this confidence, to 1e-6 from below; 0 if none."""
+    low, high = 0.0, 64.0
+    if one_run_p_value(correct, guesses, canaries, epsilon=0.0, delta=delta) > 1 - confidence:
+        return 0.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        refuted = one_run_p_value(correct, guesses, canaries, epsilon=middle, delta=delta) <= 1 - confidence
+        low, high = (middle, high) if refuted else (low, middle)
+    return low
+
+
+def one_run_lower_bound(
+    scores: Sequence[float] | np.ndarray,
+    included: Sequence[bool] | np.ndarray,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    shares: Sequence[float] = (1.0, 0.5, 0.2),
+) -> OneRunAudit:
+    """A lower confidence bound on epsilon from one run with canaries.
+
+    The canaries of the highest scores are guessed to have taken part and equally many of the lowest not to have; the
+    rest is abstained from. Each share of canaries to guess about is tried, at a confidence that leaves the stated one
+    for all of them together (a union bound), and the best counts.
+
+    Args:
+        scores: one a canary; larger means "it took part".
+        included: whether it did, each by an independent fair coin.
+        delta: in [0, 1).
+        confidence: 1 - beta in (0, 1).
+        shares: in (0, 1], fixed before the scores are seen.
+
+    Raises:
+        InvalidValue: fewer than two canaries, lengths that differ, a score that is not finite, a number out of range.
+    """
+    delta = _validate.between("delta", delta, 0, 1, high_open=True)
+    confidence = _validate.between("confidence", confidence, 0, 1, low_open=True, high_open=True)
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
+    count = len(values)
+    if count < 2 or values.shape != truth.shape or not np.isfinite(values).all():
+        raise InvalidValue(
+            "scores", f"{count} scores", "must be finite, two or more, and one a canary", "Run the audit with more."
+        )
+    each = 1 - (1 - confidence) / len(shares)
+    order = np.argsort(values, kind="stable")
+    found = []
+    for share in shares:
+        half = max(1, int(_validate.between("shares", share, 0, 1, low_open=True) * count / 2))
+        correct = int((~truth[order[:half]]).sum() + truth[order[-half:]].sum())
+        bound = one_run_epsilon(correct, 2 * half, count, delta=delta, confidence=each)
+        found.append((bound, 2 * half, correct))
+    best, guesses, correct = max(found)
+    reach = max(one_run_epsilon(tried, tried, count, delta=delta, confidence=each) for _, tried, _ in found)
+    return OneRunAudit(
+        epsilon_lower=best, canaries=count, guesses=guesses, correct=correct, confidence=confidence, reach=reach
+    )

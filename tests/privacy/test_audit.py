@@ -10,7 +10,13 @@ from scipy.stats import binom
 
 from raydp.errors import InvalidValue
 from raydp.privacy import gaussian
-from raydp.privacy.audit import clopper_pearson, epsilon_lower_bound
+from raydp.privacy.audit import (
+    clopper_pearson,
+    epsilon_lower_bound,
+    one_run_epsilon,
+    one_run_lower_bound,
+    one_run_p_value,
+)
 
 
 def gaussian_scores(mu: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -90,3 +96,57 @@ def test_clopper_pearson_equals_the_rule_of_three_and_its_mirror() -> None:
 def test_bad_input_is_refused_by_name(inside: list[float], delta: float, confidence: float, field: str) -> None:
     with pytest.raises(InvalidValue, match=field):
         epsilon_lower_bound(inside, [0.0, 1.0], delta=delta, confidence=confidence)
+
+
+class TestOneRun:
+    def test_without_delta_it_is_a_binomial_test(self) -> None:
+        """e^ε/(1 + e^ε) is the accuracy of randomised response, for which the theorem is an equality."""
+        epsilon = 1.0
+        right = math.exp(epsilon) / (1 + math.exp(epsilon))
+        for correct in (0, 50, 73, 100):
+            found = one_run_p_value(correct, 100, 200, epsilon=epsilon, delta=0.0)
+            assert found == pytest.approx(binom.sf(correct - 1, 100, right), rel=1e-9, abs=1e-300)
+
+    def test_delta_adds_what_the_theorem_says(self) -> None:
+        """Against the sum written out: m·delta·max_i (2/i)·P[v - i <= W < v]."""
+        correct, guesses, canaries, delta = 40, 50, 120, 1e-4
+        right = 1 / (1 + math.exp(-0.7))
+        chances = [
+            sum(binom.pmf(w, guesses, right) for w in range(correct - i, correct)) for i in range(1, correct + 1)
+        ]
+        wanted = binom.sf(correct - 1, guesses, right)
+        wanted += canaries * delta * max(2 / i * chance for i, chance in enumerate(chances, start=1))
+        assert one_run_p_value(correct, guesses, canaries, epsilon=0.7, delta=delta) == pytest.approx(wanted, rel=1e-9)
+
+    def test_the_confidence_is_kept_on_randomised_response(self) -> None:
+        """Each coin answered truly with probability e^ε/(1 + e^ε): the bound is over ε in at most 5 % of the runs."""
+        epsilon, generator, over = 1.0, np.random.default_rng(0), 0
+        for _ in range(60):
+            included = generator.random(200) < 0.5
+            told = np.where(generator.random(200) < 1 / (1 + math.exp(-epsilon)), included, ~included)
+            scores = told + 1e-3 * generator.random(200)
+            over += one_run_lower_bound(scores, included, delta=0.0).epsilon_lower > epsilon
+        assert over <= binom.ppf(0.999, 60, 0.05)
+
+    def test_what_is_told_is_found_and_what_is_not_is_not(self) -> None:
+        generator = np.random.default_rng(1)
+        included = generator.random(1000) < 0.5
+        blind = one_run_lower_bound(generator.random(1000), included, delta=1e-5)
+        assert blind.epsilon_lower == 0.0
+        told = one_run_lower_bound(included + 0.1 * generator.random(1000), included, delta=1e-5)
+        assert told.correct == told.guesses and 4 < told.epsilon_lower <= told.reach
+        half = one_run_lower_bound(included + generator.normal(0, 1, 1000), included, delta=1e-5)
+        assert 0 < half.epsilon_lower < told.epsilon_lower
+
+    def test_a_larger_delta_excuses_more(self) -> None:
+        found = [one_run_epsilon(95, 100, 200, delta=delta, confidence=0.95) for delta in (0.0, 1e-5, 1e-3)]
+        assert found == sorted(found, reverse=True)
+        assert one_run_p_value(95, 100, 200, epsilon=found[1], delta=1e-5) <= 0.05
+
+    @pytest.mark.parametrize(
+        ("scores", "included", "field"),
+        [([1.0], [True], "scores"), ([1.0, 2.0], [True], "scores"), ([1.0, math.nan], [True, False], "scores")],
+    )
+    def test_bad_input_is_refused_by_name(self, scores: list[float], included: list[bool], field: str) -> None:
+        with pytest.raises(InvalidValue, match=field):
+            one_run_lower_bound(scores, included, delta=0.0)

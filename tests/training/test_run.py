@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from raydp.errors import Diverged, InvalidValue, LedgerRefusal, RaydpError
+from raydp.methods.two_phase import TwoPhasePolicy
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.noise import NoiseKey
 from raydp.training import checkpoint, run
@@ -245,3 +246,25 @@ def test_the_average_of_weights_is_what_is_evaluated_and_released(tmp_path: Path
     last = [list(execute(spec))[-1].metrics["loss"] for spec in (plain, averaged)]
     assert last[0] != last[1]
     assert any(not torch.equal(a, b) for a, b in zip(weights(plain).values(), weights(averaged).values(), strict=True))
+
+
+def test_a_policy_sees_what_was_released_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query a step, and the very tensors that it released go to the policy: no un-noised ones."""
+    released: list[object] = []
+    seen: list[object] = []
+    query, observe = run.private_gradient, TwoPhasePolicy.observe
+
+    def recorded(*arguments: object, **named: object) -> object:
+        released.append(query(*arguments, **named))  # type: ignore[arg-type]
+        return released[-1]
+
+    def watched(self: TwoPhasePolicy, phase: str, step: int, found: list[torch.Tensor]) -> None:
+        seen.append(found)
+        observe(self, phase, step, found)
+
+    monkeypatch.setattr(run, "private_gradient", recorded)
+    monkeypatch.setattr(TwoPhasePolicy, "observe", watched)
+    spec = digits_spec(tmp_path, "tp_topk", FAST)
+    list(execute(spec))
+    assert len(seen) == spec.plan.steps
+    assert len(released) == len(seen) and all(a is b for a, b in zip(seen, released, strict=True))

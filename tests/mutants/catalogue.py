@@ -1,0 +1,376 @@
+"""Each mutant: one small wrong change of the source, and the tests of which at least one must fail under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A text replacement in one file.
+
+    Attributes:
+        name: says what is wrong.
+        file: below ``raydp/``.
+        old, new: ``old`` must occur exactly once in the file.
+        tests: pytest arguments below ``tests/``; the first that fails has caught the mutant.
+        fast: belongs to the subset that the ordinary test run kills.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    fast: bool = False
+
+
+_STEP = "training/test_step.py"
+_BOUND = "geometry/test_bound.py"
+_NOISE = "privacy/test_noise.py"
+_STREAM = "privacy/test_stream.py"
+_LEDGER = "privacy/test_ledger.py"
+_RUN = "training/test_run.py"
+_TYPES = "data/test_types.py"
+_CALIBRATION = "privacy/test_calibration.py"
+
+MUTANTS = (
+    # The private step.
+    Mutant(
+        name="noise halved",
+        file="training/step.py",
+        old="math.nextafter(phase.noise_std, math.inf) / phase.spacing",
+        new="math.nextafter(phase.noise_std, math.inf) / phase.spacing / 2",
+        tests=(_STEP,),
+        fast=True,
+    ),
+    Mutant(
+        name="noise left out",
+        file="training/step.py",
+        old="noisy = (total + torch.from_numpy(noise).to(total.device)).double()",
+        new="noisy = total.double()",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="noise not scaled by the clip norm",
+        file="privacy/mechanism.py",
+        old="return self.noise_multiplier * self.clip_norm",
+        new="return self.noise_multiplier",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="clip norm ignored",
+        file="geometry/clipping.py",
+        old=".clamp(max=1 / unit).to(dtype)",
+        new=".clamp(min=1 / unit, max=1 / unit).to(dtype)",
+        tests=(_STEP,),
+        fast=True,
+    ),
+    Mutant(
+        name="short vectors lengthened to the clip norm",
+        file="geometry/clipping.py",
+        old=".clamp(max=1 / unit).to(dtype)",
+        new=".to(dtype)",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="each tensor clipped by itself",
+        file="geometry/clipping.py",
+        old="return torch.linalg.vector_norm(torch.stack([example_norms(part) for part in coordinates]), dim=0)",
+        new="return torch.stack([example_norms(part) for part in coordinates]).amax(dim=0)",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="clipped to the square of the norm",
+        file="geometry/clipping.py",
+        old="(clip_norm / unit * _INSIDE / norms.clamp",
+        new="(clip_norm / unit * _INSIDE / norms.sqrt().clamp",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="an example that is not finite counts",
+        file="training/step.py",
+        old="if not bool(finite.all()):",
+        new="if False and not bool(finite.all()):",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="clipped vectors rounded away from zero",
+        file="training/step.py",
+        old="(columns * scales).to(torch.int32)",
+        new="(columns * scales + (columns * scales).sign()).to(torch.int32)",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="noise in each micro-batch",
+        file="training/step.py",
+        old="        total.add(gradients)\n    return release(",
+        new="        total.add(gradients)\n"
+        "        for part, noisy in zip(total.total, release(total, phase=phase, step=step, key=key), strict=True):\n"
+        "            part.copy_((noisy.double() * phase.batch_size / phase.spacing).round())\n"
+        "    return release(",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="no noise on an empty batch",
+        file="training/step.py",
+        old="    released = []\n    for index, total in enumerate(clipped.units()):",
+        new="    released = []\n"
+        "    if not any(bool(part.any()) for part in clipped.total):\n"
+        "        return [part.float() for part in clipped.units()]\n"
+        "    for index, total in enumerate(clipped.units()):",
+        tests=(_STEP,),
+        fast=True,
+    ),
+    Mutant(
+        name="divided by the realised batch size",
+        file="training/step.py",
+        old="    for gradients in batches:\n        total.add(gradients)\n    return release(total, phase=phase,",
+        new="    import dataclasses\n"
+        "    count = 0\n"
+        "    for gradients in batches:\n"
+        "        total.add(gradients)\n"
+        "        count += len(gradients[0])\n"
+        "    spec = dataclasses.replace(phase.spec, batch_size=max(1, count))\n"
+        "    return release(total, phase=dataclasses.replace(phase, spec=spec),",
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="the same noise at every step",
+        file="training/step.py",
+        old='"noise", phase.name, step, index)',
+        new='"noise", phase.name, 0, index)',
+        tests=(_STEP,),
+        fast=True,
+    ),
+    Mutant(
+        name="the same noise in two phases",
+        file="training/step.py",
+        old='"noise", phase.name, step, index)',
+        new='"noise", step, index)',
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="the same noise for every tensor",
+        file="training/step.py",
+        old='"noise", phase.name, step, index)',
+        new='"noise", phase.name, step)',
+        tests=(_STEP,),
+    ),
+    Mutant(
+        name="augmented copies clipped one by one",
+        file="training/gradients.py",
+        old="return [gradient.unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]",
+        new="return list(gradients)",
+        tests=("training/test_gradients.py",),
+    ),
+    # Keys, noise and samplers.
+    Mutant(
+        name="noise that follows from the seed",
+        file="training/run.py",
+        old="        key = NoiseKey.generate()\n        key.save(spec.key_file)",
+        new="        key = NoiseKey.insecure(spec.seed)\n        key.save(spec.key_file)",
+        tests=(_RUN,),
+    ),
+    Mutant(
+        name="the key outlives its run",
+        file="training/run.py",
+        old="            NoiseKey.destroy(self.spec.key_file)",
+        new="            pass",
+        tests=(_RUN,),
+    ),
+    Mutant(
+        name="a key that the group may read",
+        file="privacy/noise.py",
+        old="os.fchmod(descriptor, 0o600)",
+        new="os.fchmod(descriptor, 0o640)",
+        tests=(_NOISE,),
+    ),
+    Mutant(
+        name="a new key for steps that were spent with another",
+        file="training/run.py",
+        old="        if self.ledger.ledger.entries:\n",
+        new="        if False:\n",
+        tests=(_RUN,),
+    ),
+    Mutant(
+        name="normals rounded by floating point alone",
+        file="privacy/stream.py",
+        old="        for place in sorted(doubtful):",
+        new="        for place in ():",
+        tests=(_STREAM,),
+    ),
+    Mutant(
+        name="sine and cosine of one angle confused",
+        file="privacy/stream.py",
+        old="radius * np.sin(angle)",
+        new="radius * np.cos(angle)",
+        tests=(_STREAM,),
+    ),
+    Mutant(
+        name="a sample of fixed size instead of Poisson's",
+        file="privacy/noise.py",
+        old="    return np.flatnonzero(takes_part).astype(np.int64)",
+        new="    count = phase.batch_size\n"
+        '    words = key.generator("sample", phase.name, step).words(len(takes_part))\n'
+        "    return np.sort(np.argsort(words)[:count]).astype(np.int64)",
+        tests=(_NOISE,),
+        fast=True,
+    ),
+    Mutant(
+        name="examples sampled twice as often as planned",
+        file="privacy/noise.py",
+        old=".below(phase.sample_rate, phase.spec.population)",
+        new=".below(min(1.0, 2 * phase.sample_rate), phase.spec.population)",
+        tests=(_NOISE,),
+    ),
+    Mutant(
+        name="the same sample at every step",
+        file="privacy/noise.py",
+        old='key.generator("sample", phase.name, step)',
+        new='key.generator("sample", phase.name)',
+        tests=(_NOISE,),
+    ),
+    Mutant(
+        name="batches without a ledger entry",
+        file="data/types.py",
+        old="        ledger.record(phase.name, step)\n",
+        new="",
+        tests=(_TYPES,),
+    ),
+    Mutant(
+        name="the query before its ledger entry",
+        file="data/types.py",
+        old="        ledger.record(phase.name, step)\n"
+        "        indices = torch.from_numpy(poisson_sample(key, phase, step))\n",
+        new="        indices = torch.from_numpy(poisson_sample(key, phase, step))\n"
+        "        ledger.record(phase.name, step)\n",
+        tests=(_TYPES,),
+    ),
+    # Geometries and methods.
+    Mutant(
+        name="coordinates frozen by the support move",
+        file="geometry/support.py",
+        old="        return list(released)",
+        new="        return [part + 1e-3 for part in released]",
+        tests=("methods/test_two_phase.py",),
+    ),
+    Mutant(
+        name="the support drawn from another list than it is written to",
+        file="training/optimizer.py",
+        old="parameter.view(-1)[self._support[position]] = leaf",
+        new="parameter.view(-1)[: len(leaf)] = leaf",
+        tests=("methods/test_two_phase.py",),
+    ),
+    Mutant(
+        name="whitened twice",
+        file="geometry/whitening.py",
+        old='    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""\n\n    power = 0.5',
+        new='    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""\n\n    power = 1.0',
+        tests=("geometry/test_whitening.py",),
+    ),
+    Mutant(
+        name="subspace embeddings not clipped",
+        file="geometry/subspace.py",
+        old="return unit_ball(embeddings, self.embedding_clip_norm) +",
+        new="return [part / self.embedding_clip_norm for part in embeddings] +",
+        tests=(_BOUND,),
+    ),
+    Mutant(
+        name="support chosen from un-noised gradients",
+        file="training/run.py",
+        old="        self.policy.observe(phase.name, step, released)\n",
+        new="        import dataclasses\n"
+        "        batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)\n"
+        "        bare = private_gradient(\n"
+        "            self._gradients(batch, phase, step, key),\n"
+        "            geometry=geometry,\n"
+        "            phase=dataclasses.replace(phase, noise_multiplier=1e-12),\n"
+        "            step=step,\n"
+        "            key=key,\n"
+        "        )\n"
+        "        self.policy.observe(phase.name, step, bare)\n",
+        tests=("training/test_run.py::test_a_policy_sees_what_was_released_and_nothing_else",),
+    ),
+    # The ledger and the release barrier.
+    Mutant(
+        name="a replayed step counted again",
+        file="privacy/ledger.py",
+        old="        if step < count:\n            return\n",
+        new="        if step < count:\n            step = count\n",
+        tests=(_LEDGER,),
+        fast=True,
+    ),
+    Mutant(
+        name="commit without making durable",
+        file="privacy/ledger.py",
+        old="                _write(self._file.fileno(), lines)\n                os.fsync(self._file.fileno())",
+        new="                _write(self._file.fileno(), lines)",
+        tests=(_LEDGER,),
+    ),
+    Mutant(
+        name="a step more than planned",
+        file="privacy/ledger.py",
+        old="            if step >= phase.steps:",
+        new="            if step > phase.steps:",
+        tests=(_LEDGER,),
+    ),
+    Mutant(
+        name="a checkpoint visible before the ledger",
+        file="training/run.py",
+        old="        self.ledger.commit()\n        checkpoint.save(self.spec.directory, self.step, self._state())",
+        new="        checkpoint.save(self.spec.directory, self.step, self._state())\n        self.ledger.commit()",
+        tests=(_RUN,),
+    ),
+    # Plans, calibration and accountants.
+    Mutant(
+        name="the plan's rate from sizes that are not its own",
+        file="privacy/mechanism.py",
+        old="        return self.batch_size / self.population\n",
+        new="        return self.batch_size / (self.population + 1)\n",
+        tests=("privacy/test_mechanism.py",),
+    ),
+    Mutant(
+        name="a plan for other sizes trains",
+        file="training/run.py",
+        old="            if phase.spec.population != population:",
+        new="            if False:",
+        tests=(_RUN,),
+    ),
+    Mutant(
+        name="the composed split forgets a phase",
+        file="privacy/calibration.py",
+        old="    fixed = tuple(phase.mechanism for phase in solved)\n",
+        new="    fixed = tuple(phase.mechanism for phase in solved[1:])\n",
+        tests=(_CALIBRATION,),
+    ),
+    Mutant(
+        name="sigma rounded down",
+        file="privacy/calibration.py",
+        old="return math.ceil(sigma * scale) / scale",
+        new="return math.floor(sigma * scale * 0.999) / scale",
+        tests=(_CALIBRATION,),
+    ),
+    Mutant(
+        name="delta doubled",
+        file="privacy/accountants/__init__.py",
+        old="        return accountant.epsilon(mechanisms, delta=delta, adjacency=adjacency)\n",
+        new="        return accountant.epsilon(mechanisms, delta=2 * delta, adjacency=adjacency)\n",
+        tests=("privacy/test_accountants.py", _CALIBRATION),
+    ),
+    Mutant(
+        name="adjacency ignored (C where 2C is due)",
+        file="privacy/accountants/__init__.py",
+        old="        return accountant.epsilon(mechanisms, delta=delta, adjacency=adjacency)\n",
+        new='        return accountant.epsilon(mechanisms, delta=delta, adjacency="add_remove")\n',
+        tests=("privacy/test_accountants.py", _CALIBRATION),
+    ),
+    Mutant(
+        name="the budget exceeded by a plan is let through",
+        file="privacy/plan.py",
+        old="        if self.epsilon.upper > self.budget.epsilon:",
+        new="        if self.epsilon.lower > 2 * self.budget.epsilon:",
+        tests=("privacy/test_plan.py",),
+        fast=True,
+    ),
+)
