@@ -179,7 +179,7 @@ def _check(spec: AuditSpec) -> None:
     chosen = method(spec.method)
     if "learning_rate" not in hyperparameter_types(chosen.hyperparameters):
         raise InvalidValue("method", spec.method, "does not train by gradients", "Audit a search of another method.")
-    if chosen.uses_public(chosen.parse(_config(spec, spec.canaries))):
+    if chosen.uses_public(chosen.parse(spec.config)):
         raise InvalidValue(
             "method", spec.method, "uses public examples, which an audit on canaries has none of", "Audit dp_sgd, say."
         )
