@@ -5,6 +5,7 @@ No private example is read: the time of a step is measured on random inputs of t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from raydp.errors import Infeasible, InvalidValue
 from raydp.privacy import accountants, gaussian
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
+from raydp.privacy.selection import RandomStopping
+from raydp.search import selection_preview
 from raydp.search.definition import Search
 from raydp.search.runner import check
 from raydp.search.sampling import Sampling
@@ -36,7 +39,7 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         The documented JSON form: ``budget`` (``epsilon``, ``delta``, ``adjacency``), ``plans`` (each with ``point``,
         ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan; where all noise is Gaussian on
         all data, ``epsilon_by_adjacency``: what the same noise spends seen by either adjacency),
-        ``resources`` and ``cost``.
+        ``resources``, ``cost`` and ``selection`` (:func:`raydp.search.selection_preview.describe`).
     """
     check(search)
     space = search.point_space
@@ -70,10 +73,17 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
                 only.noise_multiplier, delta=search.budget.delta, steps=only.steps
             )
         plans.append(planned)
-    resources, cost = _resources(search), {}
+    resources, cost, selected = _resources(search), {}, {}
     if solved:
+        selected = selection_preview.describe(search, solved[0][1])
         cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])
-    return {"budget": search.budget.to_json(), "plans": plans, "resources": resources, "cost": cost}
+    return {
+        "budget": search.budget.to_json(),
+        "plans": plans,
+        "resources": resources,
+        "cost": cost,
+        "selection": selected,
+    }
 
 
 def _resources(search: Search) -> dict[str, Any]:
@@ -103,7 +113,8 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
     )
     coordinates = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     seconds = seconds_of_a_run(search, method, hyperparameters, plan=plan, model=model, dataset=dataset)
-    runs = search.trials * search.seeds
+    rule = search.rule
+    runs = math.ceil(rule.runs.mean) if isinstance(rule, RandomStopping) else search.trials * search.seeds
     everything = [
         Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=phase.sample_rate, steps=phase.steps * runs)
         for phase in plan.phases

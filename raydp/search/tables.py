@@ -53,8 +53,10 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
     """What ``raydp plan`` found: one row for each phase of each plan, then resources and cost."""
     console = console or Console()
     budget = preview["budget"]
+    stops = preview.get("selection", {}).get("rule") == "random_stopping"
+    whom = "the released result" if stops else "every trial"
     console.print(
-        Text(f"{name}: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']} for every trial")
+        Text(f"{name}: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']} for {whom}")
     )
     rows: list[tuple[str, ...]] = []
     accountants = list(dict.fromkeys(name for plan in preview["plans"] for name in plan.get("certificate") or {}))
@@ -85,7 +87,7 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
         if seen := plan.get("epsilon_by_adjacency"):
             both = ", ".join(f"{value:.6g} for {adjacency}" for adjacency, value in seen.items())
             console.print(Text(f"  the same noise spends epsilon = {both}"))
-    for part in ("resources", "cost"):
+    for part in ("resources", "cost", "selection"):
         for key, value in preview.get(part, {}).items():
             console.print(Text(f"{part} | {key.replace('_', ' ')}: {_short(value)}"))
 
