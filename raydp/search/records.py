@@ -163,7 +163,7 @@ def fold(events: Iterable[Mapping[str, Any]], plan_of: Callable[[str, str], Plan
         try:
             _apply(records, event, plan_of)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            # InvalidValue is a ValueError, UnknownName a KeyError; a bare KeyError is a field or trial that is not there.
+            # InvalidValue is a ValueError, UnknownName a KeyError; a bare KeyError is a field or trial that is missing.
             what = f"missing {error}" if type(error) is KeyError else str(error)
             raise CorruptFile(f"journal event {position} cannot be understood ({what}): {dict(event)!r}") from error
     return dict(sorted(records.items(), key=lambda item: (item[1].number, item[0])))
