@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from raydp.errors import CorruptFile
+from raydp.errors import CorruptFile, InvalidValue
 
 MEMBERS, PUBLIC, SETS, ABOUT = "members", "public.parquet", "public_sets.parquet", "family.json"
 
@@ -22,6 +22,25 @@ MEMBERS, PUBLIC, SETS, ABOUT = "members", "public.parquet", "public_sets.parquet
 def is_member(path: Path) -> bool:
     """Whether a file is a member of a family."""
     return path.parent.name == MEMBERS and (path.parent.parent / ABOUT).is_file()
+
+
+def is_family(path: Path) -> bool:
+    """Whether a directory is a family."""
+    return (path / ABOUT).is_file() and (path / MEMBERS).is_dir()
+
+
+def member_file(family: Path, member: int) -> Path:
+    """The file of a member.
+
+    Raises:
+        InvalidValue: the family has no such member.
+    """
+    file = family / MEMBERS / f"{member:04d}.parquet"
+    if not file.is_file():
+        count = len(list((family / MEMBERS).glob("*.parquet")))
+        rule = f"must be one of the {count} members of {family}"
+        raise InvalidValue("member", member, rule, f"Choose 0 … {count - 1}; a search's seeds are members.")
+    return file
 
 
 def classes_of(member: Path) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from raydp import _validate
 from raydp.data import families, regression
 from raydp.data.parquet import read_images
-from raydp.data.sources import bundled_public, catalogue, is_family
+from raydp.data.sources import bundled_public, catalogue
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import InvalidValue, UnknownName
 
@@ -37,7 +37,7 @@ def load_public(
     """
     if limit is not None:
         limit = _validate.integer("public_limit", limit, low=1)
-    if is_family(name_or_path):
+    if regression.is_regression(name_or_path):
         tasks, points = limit or regression.PUBLIC_TASKS, set_size or regression.POINTS
         return regression.family(name_or_path).public(tasks, points)
     path = Path(name_or_path).expanduser()

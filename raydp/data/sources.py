@@ -102,8 +102,8 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
     Args:
         name_or_path: a name of :func:`catalogue`; or a directory with ``train.parquet`` (private) and
             ``test.parquet`` (hold-out); or a directory with ``train.parquet`` alone, or one Parquet file, of which
-            a sixth, chosen by a hash of each image, becomes a private hold-out; or a member's file of a family of
-            neighbour sets (:func:`raydp.data.neighbours.write_family`), measured against its own images.
+            a sixth, chosen by a hash of each image, becomes a private hold-out; or a family of neighbour sets
+            (:func:`raydp.data.neighbours.write_family`) or a file of its members, measured against its own images.
         limit: keep the first ``limit`` private examples only.
         member: which private data set of a family (:func:`is_family`); other sources have member 0 alone.
 
@@ -117,12 +117,15 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
     """
     if limit is not None:
         limit = _validate.integer("limit", limit, low=1)
-    if is_family(name_or_path):
+    if regression.is_regression(name_or_path):
         return _load_member(name_or_path, regression.POINTS if limit is None else limit, member)
+    path = Path(name_or_path).expanduser()
+    if families.is_family(path):
+        file = families.member_file(path, member)
+        return _load_neighbours(file.resolve(), limit, file.stat().st_mtime_ns)
     _validate.integer(f"member of {name_or_path}", member, low=0, high=0)
     if name_or_path in _BUNDLED:
         return _load_bundled(name_or_path, limit)
-    path = Path(name_or_path).expanduser()
     if not path.exists():
         where = f"data (a name, or a path seen from {Path.cwd()})"
         raise UnknownName(where, str(name_or_path), catalogue())
@@ -146,20 +149,21 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
 
 def task_of(name_or_path: str) -> str:
     """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return."""
-    if is_family(name_or_path):
+    if regression.is_regression(name_or_path):
         return "regression"
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
-    return "denoising" if families.is_member(Path(name_or_path).expanduser()) else "classification"
+    path = Path(name_or_path).expanduser()
+    return "denoising" if families.is_member(path) or families.is_family(path) else "classification"
 
 
 def is_family(name_or_path: str) -> bool:
     """Whether the data set is a family of many private data sets, of different people, one of which a run takes."""
-    return regression.is_regression(name_or_path)
+    return regression.is_regression(name_or_path) or families.is_family(Path(name_or_path).expanduser())
 
 
 def is_named(name_or_path: str) -> bool:
     """Whether it is a data set of the catalogue, with or without options, and not a path."""
-    return name_or_path in _BUNDLED or is_family(name_or_path)
+    return name_or_path in _BUNDLED or regression.is_regression(name_or_path)
 
 
 def catalogue() -> dict[str, str]:

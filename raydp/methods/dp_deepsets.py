@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from raydp import _validate
 from raydp.errors import InvalidValue
 from raydp.geometry import Identity
-from raydp.methods.base import Hyperparameters, Method, Policy, Setting, option, refuse_unused
+from raydp.methods.base import Hyperparameters, Method, Policy, PublicExamples, Setting, option, refuse_unused
 from raydp.methods.hypernetwork_training import (
     HypernetworkCache,
     PublicSets,
@@ -36,6 +36,8 @@ from raydp.methods.hypernetwork_training import (
     validate,
 )
 from raydp.methods.public import require_public
+from raydp.models.encoders import Encoder as ImageEncoder
+from raydp.models.encoders import load_encoder
 from raydp.models.hypernetwork import DECODERS, ENCODERS, Architecture, Hypernetwork, Layout
 from raydp.privacy.mechanism import Phase, PhaseSpec
 
@@ -51,6 +53,9 @@ class DeepSetsHyperparameters(Hyperparameters):
     clip_norm: float = option(1.0, "C, the L2 norm to which the embedding of an example is clipped")
     embedding: int = option(128, "D, the width of the set's embedding, to which the noise is added")
     encoder: str = option("mlp", "φ1: mlp, linear, or oracle (y times the first D inputs, for linear regression)")
+    image_encoder: str | None = option(
+        None, "frozen encoder that stands before φ1: efficientnet_lite0, or a path of weights; none sees the pixels"
+    )
     encoder_width: int = option(512, "hidden units of an mlp encoder")
     decoder: str = option("transformer", "φ2: transformer, mlp, or pad (the embedding is the first D parameters)")
     decoder_width: int = option(128, "width of a transformer's tokens")
@@ -104,10 +109,58 @@ class DeepSetsHyperparameters(Hyperparameters):
         return tuple(part.strip() for part in self.generates.split(","))
 
 
-def example_features(inputs: Tensor, targets: Tensor, num_classes: int | None) -> Tensor:
-    """What φ1 sees of each example: its input as one row, and its target (one-hot, or the number). (n, f)."""
-    target = targets[:, None].float() if num_classes is None else F.one_hot(targets, num_classes).float()
-    return torch.cat([inputs.flatten(1), target], dim=1)
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What φ1 sees of an example, a function of that example alone (and of public constants).
+
+    Attributes:
+        num_classes: of the targets; None where they are numbers.
+        images: None, or the frozen encoder whose vector stands for an image; the target is then left out.
+        centre, spread: of the encoder's vectors over public images, (1, width); they put its numbers on one scale.
+    """
+
+    num_classes: int | None
+    images: ImageEncoder | None = None
+    centre: Tensor | None = None
+    spread: Tensor | None = None
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """(n, f): the input as one row with its target (one-hot, or the number), or the encoder's vector."""
+        if self.images is not None:
+            vectors = self.images(inputs)
+            return vectors if self.centre is None or self.spread is None else (vectors - self.centre) / self.spread
+        if self.num_classes is None:
+            return torch.cat([inputs.flatten(1), targets[:, None].float()], dim=1)
+        return torch.cat([inputs.flatten(1), F.one_hot(targets, self.num_classes).float()], dim=1)
+
+    def of_public(self, public: PublicExamples) -> tuple[Tensor, Features]:
+        """Features of public examples, and these features with the constants that scale them.
+
+        An encoder's vectors are computed once: they are kept with the trained hypernetworks.
+
+        Raises:
+            InvalidValue: an encoder, and pixels that are not normalised to [-1, 1].
+        """
+        if self.images is None:
+            return self(public.inputs, public.targets), self
+        if public.inputs.dim() != 4 or float(public.inputs.abs().max()) > 1 + 1e-3:
+            raise InvalidValue(
+                "image_encoder",
+                self.images.name,
+                "needs images whose pixels are normalised to [-1, 1]",
+                "Use a family of neighbour sets, whose pixels are.",
+            )
+        cache = HypernetworkCache()
+        record: dict[str, object] = {"encoder": self.images.name, "weights": self.images.digest}
+        digest = digest_of(record, {"inputs": public.inputs})
+        kept = cache.get(digest)
+        vectors = self.images(public.inputs) if kept is None else kept["vectors"]
+        if kept is None:
+            cache.put(digest, {"vectors": vectors})
+        if not bool(torch.isfinite(vectors).all()):
+            raise InvalidValue("image_encoder", self.images.name, "gave numbers that are not finite", "Check it.")
+        centre, spread = vectors.mean(dim=0, keepdim=True), vectors.std(dim=0, keepdim=True) + 1e-6
+        return (vectors - centre) / spread, dataclasses.replace(self, centre=centre, spread=spread)
 
 
 class _Embeddings:
@@ -115,12 +168,12 @@ class _Embeddings:
 
     preferred_batch = 4096
 
-    def __init__(self, hypernetwork: Hypernetwork, num_classes: int | None) -> None:
-        self._hypernetwork, self._num_classes = hypernetwork, num_classes
+    def __init__(self, hypernetwork: Hypernetwork, features: Features) -> None:
+        self._hypernetwork, self._features = hypernetwork, features
 
     def __call__(self, inputs: Tensor, targets: Tensor, /) -> list[Tensor]:
         with torch.no_grad():
-            return [self._hypernetwork.embed(example_features(inputs, targets, self._num_classes))]
+            return [self._hypernetwork.embed(self._features(inputs, targets))]
 
 
 class DeepSetsPolicy(Policy):
@@ -141,24 +194,26 @@ class DeepSetsPolicy(Policy):
             raise InvalidValue("encoder", "oracle", "is for linear regression", "Choose 'mlp' or 'linear'.")
         layout = Layout.of(setting.model, hyperparameters.patterns)
         self._losses = SetLosses(setting.model, setting.task, layout.names)
+        name = hyperparameters.image_encoder
+        self._features = Features(num_classes=self._num_classes, images=None if name is None else load_encoder(name))
         self._public = self._public_sets(phase) if hyperparameters.learns else None
         self._hypernetwork = Hypernetwork(
-            features=self._features(),
+            features=self._width(),
             layout=layout,
             architecture=hyperparameters.architecture,
             clip_norm=hyperparameters.clip_norm,
             seed=hyperparameters.hypernetwork_seed,
         ).to(next(setting.model.parameters()).device)
         self._identity = Identity(sizes=(hyperparameters.embedding,))
-        self._engine = _Embeddings(self._hypernetwork, self._num_classes)
+        self._engine = _Embeddings(self._hypernetwork, self._features)
         self._public_loss: float | None = None
 
-    def _features(self) -> int:
+    def _width(self) -> int:
         shape = self._setting.input_shape
         if shape is None:
             raise InvalidValue("input_shape", None, "must be known to embed examples", "Give the setting one.")
         probe = torch.zeros(1, *shape), torch.zeros(1, dtype=torch.float32 if self._num_classes is None else torch.long)
-        return example_features(*probe, self._num_classes).shape[1]
+        return self._features(*probe).shape[1]
 
     def _public_sets(self, phase: Phase) -> PublicSets:
         public = require_public(self._setting, purpose="from whose data sets dp_deepsets learns its hypernetwork")
@@ -184,8 +239,9 @@ class DeepSetsPolicy(Policy):
                 f"must have the {self._num_classes} classes of the private set",
                 "Choose public sets of the same targets.",
             )
+        features, self._features = self._features.of_public(public)
         return PublicSets(
-            features=example_features(public.inputs, public.targets, public.num_classes),
+            features=features,
             inputs=public.inputs,
             targets=public.targets,
             sets=public.sets,

@@ -175,7 +175,7 @@ class _Run:
             public=self.public,
             input_shape=private.input_shape,
             task=self.task,
-            num_classes=private.num_classes,
+            num_classes=private.num_classes if self.task.classes else None,
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
         # How the weights move; None for a method whose phases only observe.

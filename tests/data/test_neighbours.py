@@ -151,6 +151,11 @@ def test_a_member_loads_as_a_private_set_and_its_companion_as_public_sets(tmp_pa
     assert dataset.holdout_visibility == "private hold-out" and len(dataset.holdout) == 8
     ends = dataset.normalization.apply(torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1))
     assert ends.flatten().tolist() == [-1, 1]
+    by_number = data.load(str(family), member=2)
+    assert by_number.private.fingerprint == dataset.private.fingerprint and data.is_family(str(family))
+    assert data.task_of(str(family)) == "denoising"
+    with pytest.raises(InvalidValue, match="one of the 4 members"):
+        data.load(str(family), member=4)
     public = data.load_public(str(family))
     assert public.sets is not None and public.sets.shape == (20, 8)
     data.check_public(public, dataset.private)

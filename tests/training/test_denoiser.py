@@ -10,7 +10,10 @@ import torch
 
 from raydp.data.neighbours import split_halves, write_family
 from raydp.errors import InvalidValue
+from raydp.methods.base import PublicExamples
+from raydp.methods.dp_deepsets import Features
 from raydp.models.denoiser import Denoiser, load_denoiser, save_denoiser
+from raydp.models.encoders import load_encoder
 from raydp.models.unet import UNetShape
 from raydp.privacy.ledger import Ledger
 from raydp.training.denoiser import train_denoiser
@@ -116,3 +119,49 @@ def test_private_runs_on_a_member_train_the_factors_alone(
     moved = {key for key, value in released.items() if not torch.equal(value, before[key])}
     assert any(key.endswith("up.weight") for key in moved)
     assert all(key.endswith(("up.weight", "down.weight")) for key in moved)
+
+
+def test_a_hypernetwork_generates_the_factors_of_a_member(
+    tmp_path: Path, family: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    monkeypatch.setenv("RAYDP_CACHE", str(tmp_path / "cache"))
+    config = {
+        "image_encoder": "efficientnet_lite0",
+        "embedding": 8,
+        "encoder_width": 16,
+        "decoder_width": 16,
+        "decoder_depth": 1,
+        "decoder_hidden": 16,
+        "epochs": 1,
+        "loss_points": 4,
+        "sets_per_step": 8,
+    }
+    states = []
+    for member in (0, 1):
+        spec = digits_spec(
+            tmp_path / str(member),
+            "dp_deepsets",
+            config,
+            plan=hand_made_plan("dp_deepsets", config, population=16),
+            data=str(family),
+            member=member,
+            task="denoising",
+            model=str(family / "base.pt"),
+            public=str(family),
+            reports=1,
+        )
+        (report,) = execute(spec)
+        Ledger.read(spec.ledger_file).check(spec.plan)
+        assert report.diagnostics["public_validation_loss"] > 0
+        states.append(torch.load(spec.directory / "weights.pt", weights_only=True))
+    differ = {key for key, value in states[0].items() if not torch.equal(value, states[1][key])}
+    assert differ and all(key.endswith(("up.weight", "down.weight")) for key in differ)
+
+
+def test_an_image_encoder_refuses_pixels_of_another_scale(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    features = Features(num_classes=None, images=load_encoder("efficientnet_lite0"))
+    public = PublicExamples(inputs=3 * torch.ones(2, 1, 8, 8), targets=torch.zeros(2))
+    with pytest.raises(InvalidValue, match="image_encoder"):
+        features.of_public(public)
