@@ -25,6 +25,7 @@ from torch.func import functional_call
 from raydp import _validate
 from raydp.errors import Diverged, InvalidValue
 from raydp.models.hypernetwork import Hypernetwork
+from raydp.models.lora import takes_stacked
 from raydp.tasks import Task
 
 _WARM_UP = 0.1  # share of the steps in which the learning rate rises
@@ -81,7 +82,10 @@ class TrainingOptions:
 
 
 class SetLosses:
-    """Losses of generated parameters on their own sets.
+    """Losses of generated parameters on their own sets, all sets in one pass of the target.
+
+    Low-rank factors are stacked (a few batched products beside the frozen layers); any other parameters go through
+    ``torch.func.vmap``.
 
     Args:
         target: the model whose parameters are generated; the others are held as they are.
@@ -90,6 +94,7 @@ class SetLosses:
 
     def __init__(self, target: nn.Module, task: Task, names: tuple[str, ...]) -> None:
         self._target, self._task = target, task
+        self._stacks = takes_stacked(target, names)
         self._fixed = {
             name: value.detach()
             for name, value in (*target.named_parameters(), *target.named_buffers())
@@ -106,11 +111,16 @@ class SetLosses:
             flat, wanted, self._task.draw(count * points, tuple(flat.shape[1:]), randomness)
         )
 
+        if self._stacks:
+            outputs = functional_call(self._target, {**self._fixed, **parameters}, (flat,))
+            by_set = (outputs.unflatten(0, (count, points)), wanted.unflatten(0, (count, points)))
+            return torch.func.vmap(self._task.loss)(*by_set) / points
+
         def loss(generated: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return self._task.loss(functional_call(self._target, {**self._fixed, **generated}, (x,)), y) / points
 
-        by_set = (flat.unflatten(0, (count, points)), wanted.unflatten(0, (count, points)))
-        return torch.func.vmap(loss)(parameters, *by_set)
+        pairs = (flat.unflatten(0, (count, points)), wanted.unflatten(0, (count, points)))
+        return torch.func.vmap(loss)(parameters, *pairs)
 
 
 def train(

@@ -88,3 +88,15 @@ def fold_lora(model: nn.Module) -> None:
                 module.base.weight += module.scale * module.up.weight @ module.down.weight
             path, _, own = name.rpartition(".")
             setattr(model.get_submodule(path), own, module.base)
+
+
+def takes_stacked(model: nn.Module, names: tuple[str, ...]) -> bool:
+    """Whether the parameters of these names are low-rank factors, so that the model runs with those of many data
+    sets at once (see :meth:`LoraLinear.forward`)."""
+    factors = {
+        f"{path}.{part}.weight"
+        for path, module in model.named_modules()
+        if isinstance(module, LoraLinear)
+        for part in ("down", "up")
+    }
+    return bool(names) and factors.issuperset(names)

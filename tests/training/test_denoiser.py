@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +13,14 @@ from raydp.data.neighbours import split_halves, write_family
 from raydp.errors import InvalidValue
 from raydp.methods.base import PublicExamples
 from raydp.methods.dp_deepsets import Features
+from raydp.methods.hypernetwork_training import SetLosses
 from raydp.models.denoiser import Denoiser, load_denoiser, save_denoiser
 from raydp.models.encoders import load_encoder
-from raydp.models.unet import UNetShape
+from raydp.models.hypernetwork import Layout
+from raydp.models.lora import add_lora
+from raydp.models.unet import UNetShape, build_unet
 from raydp.privacy.ledger import Ledger
+from raydp.tasks import task
 from raydp.training.denoiser import train_denoiser
 from raydp.training.run import execute
 from tests.training.helpers import digits_spec, hand_made_plan
@@ -165,3 +170,21 @@ def test_an_image_encoder_refuses_pixels_of_another_scale(tmp_path: Path) -> Non
     public = PublicExamples(inputs=3 * torch.ones(2, 1, 8, 8), targets=torch.zeros(2))
     with pytest.raises(InvalidValue, match="image_encoder"):
         features.of_public(public)
+
+
+def test_stacked_factors_give_the_losses_of_a_loop_over_sets() -> None:
+    torch.manual_seed(0)
+    model = Denoiser(build_unet(SHAPE), SHAPE)
+    add_lora(model, rank=1)
+    layout = Layout.of(model)
+    factors = {name: torch.randn(3, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
+    inputs, targets = torch.rand(3, 4, 1, 8, 8) * 2 - 1, torch.zeros(3, 4)
+    losses = SetLosses(model, task("denoising"), layout.names)
+    together = losses(factors, inputs, targets, np.random.default_rng(0))
+    draw = task("denoising").draw(12, (1, 8, 8), np.random.default_rng(0))
+    for index in range(3):
+        part = slice(4 * index, 4 * index + 4)
+        noisy, noise = task("denoising").examples(inputs[index], targets[index], draw[part])
+        own = {name: value[index] for name, value in factors.items()}
+        alone = task("denoising").loss(torch.func.functional_call(model, own, (noisy,)), noise) / 4
+        torch.testing.assert_close(together[index], alone, rtol=1e-4, atol=1e-5)
