@@ -249,14 +249,14 @@ MUTANTS = (
     ),
     # Geometries and methods.
     Mutant(
-        name="coordinates frozen by the support move",
+        name="what was released is changed on its way to the weights",
         file="geometry/support.py",
         old="        return list(released)",
         new="        return [part + 1e-3 for part in released]",
         tests=("methods/test_two_phase.py",),
     ),
     Mutant(
-        name="the support drawn from another list than it is written to",
+        name="coordinates frozen by the support move",
         file="training/optimizer.py",
         old="parameter.view(-1)[self._support[position]] = leaf",
         new="parameter.view(-1)[: len(leaf)] = leaf",
@@ -345,10 +345,10 @@ MUTANTS = (
         tests=(_CALIBRATION,),
     ),
     Mutant(
-        name="sigma rounded down",
+        name="sigma a hair too small",
         file="privacy/calibration.py",
-        old="return math.ceil(sigma * scale) / scale",
-        new="return math.floor(sigma * scale * 0.999) / scale",
+        old="if target * _ACCEPT <= value <= target:",
+        new="if target * _ACCEPT <= value <= 1.02 * target:",
         tests=(_CALIBRATION,),
     ),
     Mutant(

@@ -268,3 +268,16 @@ def test_a_policy_sees_what_was_released_and_nothing_else(tmp_path: Path, monkey
     list(execute(spec))
     assert len(seen) == spec.plan.steps
     assert len(released) == len(seen) and all(a is b for a, b in zip(seen, released, strict=True))
+
+
+def test_the_ledger_holds_a_step_before_a_checkpoint_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, save, saved = digits_spec(tmp_path, "tp_topk", FAST), checkpoint.save, []
+
+    def checked(directory: Path, step: int, state: dict[str, Any]) -> Path:
+        ledger = Ledger.read(spec.ledger_file)  # what another process would find on disk now
+        assert sum(ledger.steps(phase.name) for phase in spec.plan.phases) == step
+        saved.append(step)
+        return save(directory, step, state)
+
+    monkeypatch.setattr(checkpoint, "save", checked)
+    assert [report.step for report in execute(spec)] == saved
