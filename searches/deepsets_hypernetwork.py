@@ -39,6 +39,6 @@ search = raydp.Search(
     trials=20,
     seeds=20,
     reports=1,
-    small={"trials": 8, "seeds": 12, "public_limit": 600},
+    small={"trials": 6, "seeds": 8, "public_limit": 600, "fixed.epochs": 8},
     paper={"trials": 60, "seeds": 40, "public_limit": 10000, "fixed.epochs": 20},
 )

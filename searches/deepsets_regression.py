@@ -46,7 +46,7 @@ learned = raydp.Search(
     },
     trials=16,
     seeds=20,
-    small={"trials": 8, "seeds": 12, "public_limit": 600},
+    small={"trials": 6, "seeds": 8, "public_limit": 600, "fixed.epochs": 8},
     paper={"trials": 40, "seeds": 40, "public_limit": 10000, "fixed.epochs": 20},
     **COMMON,
 )
@@ -58,7 +58,7 @@ oracle = raydp.Search(
     fixed={"encoder": "oracle", "decoder": "pad"},
     trials=24,
     seeds=20,
-    small={"trials": 10, "seeds": 12},
+    small={"trials": 8, "seeds": 8},
     paper={"trials": 60, "seeds": 40},
     **COMMON,
 )
@@ -74,7 +74,7 @@ descent = raydp.Search(
     fixed={"batch_size": 512},
     trials=24,
     seeds=20,
-    small={"trials": 10, "seeds": 12},
+    small={"trials": 8, "seeds": 8},
     paper={"trials": 60, "seeds": 40},
     **COMMON,
 )
