@@ -305,7 +305,7 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
         )
     if rows := found.get("public"):
         add(
-            "Learned DP-DeepSets against the number M of public tasks (N = 512, ε = 8, D = 8; M = 1500 stands in the first table)",
+            "Learned DP-DeepSets against the number M of public tasks (N = 512, ε = 8; M = 1500 in the first table)",
             "| M | error |",
             (f"| {row['sets']} | {row['error']:.3f} |" for row in rows),
         )

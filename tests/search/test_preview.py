@@ -6,8 +6,11 @@ import json
 
 import pytest
 from ray import tune
+from rich.console import Console
 
 from raydp.data import PrivateData
+from raydp.privacy import Budget, gaussian
+from raydp.search import tables
 from raydp.search.definition import Resources
 from raydp.search.preview import preview
 from raydp.search.sampling import Sampling
@@ -85,3 +88,25 @@ def test_thirty_proposals_spend_the_budget_exactly() -> None:
         assert prv["lower"] <= pld["upper"], plan["config"]
         assert pld["lower"] <= prv["upper"], plan["config"]
         assert all(phase["noise_multiplier"] > 0 for phase in plan["phases"])
+
+
+def test_noise_on_all_data_is_shown_for_both_adjacencies() -> None:
+    search = small_search(
+        method="dp_deepsets",
+        data="regression:dimension=8",
+        data_limit=64,
+        model=None,
+        budget=Budget(epsilon=2.0, delta=1e-5, adjacency="replace_one"),
+        space={"clip_norm": tune.loguniform(1.0, 4.0)},
+        fixed={"encoder": "oracle", "decoder": "pad", "embedding": 2},
+    )
+    found = json.loads(json.dumps(preview(search, 1)))
+    (phase,) = found["plans"][0]["phases"]
+    assert (phase["name"], phase["sample_rate"], phase["steps"]) == ("embed", 1.0, 1)
+    seen = found["plans"][0]["epsilon_by_adjacency"]
+    assert seen["replace_one"] == pytest.approx(2, rel=1e-9)
+    assert seen["add_remove"] == pytest.approx(gaussian.epsilon(1e-5, 1 / phase["noise_multiplier"]), rel=1e-9)
+    console = Console(record=True, width=120)
+    tables.print_preview("deepsets", found, console)
+    text = console.export_text()
+    assert f"the same noise spends epsilon = {seen['add_remove']:.6g} for add_remove, 2 for replace_one" in text
