@@ -59,7 +59,15 @@ def _rehearse(
     public = _public(search, dataset)
     policy = method.policy(
         hyperparameters,
-        Setting(plan=plan, model=model, seed=search.seed, public=public, input_shape=private.input_shape, task=task),
+        Setting(
+            plan=plan,
+            model=model,
+            seed=search.seed,
+            public=public,
+            input_shape=private.input_shape,
+            task=task,
+            num_classes=private.num_classes,
+        ),
     )
     gradients = PerExampleGradients(model, task.loss)
     key, total = NoiseKey.insecure(0), 0.0
@@ -105,7 +113,8 @@ def _rehearse(
 def _public(search: Search, dataset: data.Dataset) -> PublicExamples | None:
     if search.public_source is None:
         return None
-    found = data.load_public(search.public_source, limit=search.public_limit, seed=search.seed)
+    size = len(dataset.private)
+    found = data.load_public(search.public_source, limit=search.public_limit, seed=search.seed, set_size=size)
     return PublicExamples(
         inputs=dataset.normalization.apply(found.inputs),
         targets=found.targets,
