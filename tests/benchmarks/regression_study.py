@@ -12,7 +12,7 @@ accounted for exactly: T full-batch steps are one Gaussian mechanism, s = 2C√T
 * learned: :mod:`raydp.models.hypernetwork`, trained on public tasks as the method ``dp_deepsets`` trains it.
 
 Best-of-grid on the tasks themselves flatters every arm alike. A part that is in the store is not computed again.
-``--write`` puts the tables between the markers of searches/README.md.
+``--runs`` adds what the searches of those run directories found. ``--write`` puts the tables between the markers of searches/README.md.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from raydp.methods.hypernetwork_training import PublicSets, SetLosses, TrainingO
 from raydp.models import build_model
 from raydp.models.hypernetwork import Architecture, Hypernetwork, Layout
 from raydp.privacy import gaussian
+from raydp.search.results import Result
 from raydp.tasks import task
 
 README = Path(__file__).parents[2] / "searches" / "README.md"
@@ -312,6 +313,32 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def report_searches(directory: Path) -> str:
+    """Markdown of the run directories below ``directory``: what each search found, and what it cost."""
+    rows = []
+    for path in sorted(file.parent for file in directory.glob("*/raydp.json")):
+        result = Result.load(path)
+        best, complete = result.best, sum(trial.state == "complete" for trial in result.trials)
+        if best is None or complete < result.search["trials"]:
+            continue
+        (metric, _), *_ = result.objectives
+        values = best.metrics[metric]
+        config = ", ".join(
+            f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
+            for name, value in sorted(best.config.items())
+        )
+        rows.append(
+            f"| {result.search['name']} | {result.budget.epsilon:g} | {len(result.trials)} × {len(values)} | "
+            f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f} | {config} | "
+            f"{result.epsilon_search.upper:.4g} |"
+        )
+    head = "| search | ε of a trial | trials × members | best error ± its standard error | at | ε if all members were one |"
+    title = (
+        "**The searches, `--scale small`: `raydp run searches/deepsets_regression.py` and `deepsets_hypernetwork.py`**"
+    )
+    return "\n".join([title, "", head, "|" + "---|" * 6, *rows, ""]) if rows else ""
+
+
 def _epsilon(value: float) -> str:
     return "no noise" if math.isinf(value) else f"{value:g}"
 
@@ -353,6 +380,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--store", type=Path, default=Path("runs/regression_study.json"))
+    parser.add_argument("--runs", type=Path, help="a directory of run directories of the searches")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
@@ -369,6 +397,8 @@ def main() -> None:
         arguments.store.parent.mkdir(parents=True, exist_ok=True)
         arguments.store.write_text(json.dumps(found, indent=1))
     text = report(found)
+    if arguments.runs is not None:
+        text += "\n" + report_searches(arguments.runs)
     print(text)
     if arguments.write:
         before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
