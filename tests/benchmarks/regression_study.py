@@ -12,7 +12,8 @@ accounted for exactly: T full-batch steps are one Gaussian mechanism, s = 2C√T
 * learned: :mod:`raydp.models.hypernetwork`, trained on public tasks as the method ``dp_deepsets`` trains it.
 
 Best-of-grid on the tasks themselves flatters every arm alike. A part that is in the store is not computed again.
-``--runs`` adds what the searches of those run directories found. ``--write`` puts the tables between the markers of searches/README.md.
+``--runs`` adds what the searches of those run directories found. ``--write`` puts the tables between the markers of
+searches/README.md.
 """
 
 from __future__ import annotations
@@ -332,7 +333,7 @@ def report_searches(directory: Path) -> str:
             f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f} | {config} | "
             f"{result.epsilon_search.upper:.4g} |"
         )
-    head = "| search | ε of a trial | trials × members | best error ± its standard error | at | ε if all members were one |"
+    head = "| search | ε of a trial | trials × members | best error ± standard error | at | ε if all members were one |"
     title = (
         "**The searches, `--scale small`: `raydp run searches/deepsets_regression.py` and `deepsets_hypernetwork.py`**"
     )
