@@ -252,3 +252,9 @@ def test_an_override_beyond_all_floats_is_refused():
 def test_fixed_is_a_dictionary():
     with pytest.raises(InvalidValue, match="must be a dictionary"):
         small_search(fixed=None)
+
+
+def test_a_search_shows_itself_in_a_notebook() -> None:
+    text = small_search(fixed={"epochs": 1, "batch_size": 256, "schedule": "cosine"})._repr_html_()
+    for expected in ("ε = 3, δ = 1e-05", "learning_rate: numbers in [0.1, 4] (log)", "schedule = cosine", "tp_topk"):
+        assert expected in text

@@ -136,7 +136,11 @@ def test_the_privacy_statement_is_written_and_uploaded(finished: Result) -> None
     client = MlflowClient(f"sqlite:///{finished.directory / 'mlflow.db'}")
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     (parent,) = [run for run in runs if run.data.tags["raydp.trial_key"] == "search"]
-    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"statement.json", "statement.txt"}
+    assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {
+        "statement.json",
+        "statement.txt",
+        "report.html",
+    }
 
 
 def test_nothing_secret_and_nothing_of_tunes_own_is_left(finished: Result) -> None:

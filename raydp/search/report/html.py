@@ -18,8 +18,8 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
-def figure(chart: Chart, *, prefix: str = "") -> str:
-    """The picture with its title, caption, text alternative, and the numbers behind it."""
+def figure(chart: Chart, *, prefix: str = "", level: int = 3) -> str:
+    """The picture with its title (a heading of that level), caption, text alternative, and the numbers behind it."""
     name = f"{prefix}{chart.name}"
     svg = svg_of(chart.figure, name=re.sub(r"[^\w-]", "-", name))
     for colour, variable in ((INK, "ink"), (MUTED, "muted"), (LINE, "line")):
@@ -28,7 +28,7 @@ def figure(chart: Chart, *, prefix: str = "") -> str:
     kind = ' class="wide"' if chart.wide else ""
     label = f"{chart.title}: figure"
     return (
-        f'<figure{kind} id="{text(name)}"><h3>{text(chart.title)}</h3>'
+        f'<figure{kind} id="{text(name)}"><h{level}>{text(chart.title)}</h{level}>'
         f'<div class="drawing scroll" tabindex="0" role="group" aria-label="{text(label)}">{svg}</div>'
         f"<figcaption>{text(chart.caption)}</figcaption>"
         + (details("Numbers", table(chart.table, label=f"{chart.title}: numbers")) if chart.table else "")

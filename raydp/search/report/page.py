@@ -222,7 +222,9 @@ def _search(name: str, result: Result, found: Figures, *, prefix: str) -> str:
         charts = [by_name[member] for member in members if member in by_name]
         charts = [*pairs, *charts] if title == "What worked" else charts
         if charts:
-            content = f'<div class="figures">{"".join(html.figure(chart, prefix=prefix) for chart in charts)}</div>'
+            level = 4 if prefix else 3
+            drawn = "".join(html.figure(chart, prefix=prefix, level=level) for chart in charts)
+            content = f'<div class="figures">{drawn}</div>'
             parts.append(_section(f"{prefix}{title}", title, content, inner))
     parts.append(_section(f"{prefix}privacy", "Privacy", _privacy(result), inner))
     parts.append(_section(f"{prefix}sources", "Where the numbers come from", _sources(result, found), inner))
@@ -402,6 +404,7 @@ def _sources(result: Result, found: Figures) -> str:
         "Sampler": html.text(sampler),
         "This page": html.code(f"raydp report {quoted}"),
         "Check every ε from the ledgers": html.code(f"raydp verify {quoted}"),
+        "Privacy statement": html.code(f"raydp statement {quoted}"),
         "Same runs in MLflow": html.code(f"raydp ui {quoted}"),
         "Software": html.text(software or "–"),
         "Numbers": html.text(

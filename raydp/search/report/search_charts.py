@@ -61,7 +61,7 @@ def methods(result: Result, metric: str | None = None) -> Chart:
     for place, (method, trial) in enumerate(found.items()):
         values = [value for value in trial.metrics[name] if value is not None]
         mean, std = facts.score(trial, name), trial.std(name)
-        axes.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=5, alpha=0.55, markeredgewidth=0)
+        axes.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=5.5, alpha=0.8, markeredgewidth=0)
         axes.plot([mean, mean], [place - 0.28, place + 0.28], color=INK, linewidth=2)
         rows.append((method, trial.key, (mean, spread(mean, std)), *values))
     axes.set_yticks(range(len(found)), shorts(list(found), 14))

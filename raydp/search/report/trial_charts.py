@@ -353,24 +353,23 @@ def against_epsilon(results: Sequence[tuple[str, Result]], metric: str) -> Chart
     Raises:
         NotShown: the searches have one epsilon.
     """
-    lines: dict[str, list[tuple[float, TrialRecord]]] = {}
+    best: dict[tuple[str, float], TrialRecord] = {}
     for _, result in results:
-        mode = facts.objective(result, metric)[1]
-        best: dict[str, TrialRecord] = {}
+        sign = 1 if facts.objective(result, metric)[1] == "max" else -1
         for trial in result.ranked:
             if trial.mean(metric) is None:
                 continue
-            method = comparison.method_of(result, trial)
-            sign = 1 if mode == "max" else -1
-            if method not in best or sign * facts.score(trial, metric) > sign * facts.score(best[method], metric):
-                best[method] = trial
-        for method, trial in best.items():
-            lines.setdefault(method, []).append((result.budget.epsilon, trial))
+            place = comparison.method_of(result, trial), result.budget.epsilon
+            if place not in best or sign * facts.score(trial, metric) > sign * facts.score(best[place], metric):
+                best[place] = trial
+    lines: dict[str, list[tuple[float, TrialRecord]]] = {}
+    for (method, epsilon), trial in best.items():
+        lines.setdefault(method, []).append((epsilon, trial))
     if len({epsilon for members in lines.values() for epsilon, _ in members}) < 2:
         raise NotShown(f"{metric} is known at one epsilon only")
     figure, axes = single(height=3.2)
     rows = []
-    for place, (method, members) in enumerate(lines.items()):
+    for index, (method, members) in enumerate(lines.items()):
         members.sort(key=lambda item: item[0])
         axes.errorbar(
             [epsilon for epsilon, _ in members],
@@ -379,7 +378,7 @@ def against_epsilon(results: Sequence[tuple[str, Result]], metric: str) -> Chart
             marker="o",
             markersize=4,
             capsize=2,
-            color=COLOURS[place % len(COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=short(method, 14),
         )
         rows += [
