@@ -58,6 +58,10 @@ _STYLE: dict[str, Any] = {
 }
 
 
+#: More marks than this are a picture inside the SVG: a browser builds each mark of an SVG one by one.
+MANY = 300
+
+
 class NotShown(RaydpError):
     """There is nothing that this figure could show; the message says why."""
 
@@ -134,7 +138,7 @@ def svg_of(figure: Figure, *, name: str = "figure", ground: str = "none") -> str
     """The figure as an SVG element that can stand in a page: no header, ids of its own."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", facecolor=ground, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", dpi=220, facecolor=ground, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)

@@ -10,15 +10,17 @@ from raydp.search.records import TrialRecord, finite
 from raydp.search.report.charts import NotShown
 from raydp.search.results import Result
 from raydp.search.run_directory import RunDirectory, read_json_lines
+from raydp.tasks import TASKS
 
+_MODES = {name: mode for task in TASKS.values() for name, mode in task.metrics.items()}
 LOGARITHMIC = 8.0  # candidates that span this factor are drawn on a logarithmic scale
 
 
 def objective(result: Result, metric: str | None = None) -> tuple[str, str]:
-    """(metric, mode): the first objective, or the named metric with its mode, ``max`` unless it is an objective."""
+    """(metric, mode): the first objective, or the named metric with its mode as an objective or as tasks define it."""
     if metric is None:
         return result.objectives[0]
-    return metric, dict(result.objectives).get(metric, "max")
+    return metric, {**_MODES, **dict(result.objectives)}.get(metric, "max")
 
 
 def scored(result: Result, metric: str | None = None) -> list[TrialRecord]:

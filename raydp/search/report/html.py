@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,15 @@ def figure(chart: Chart, *, prefix: str = "", level: int = 3) -> str:
         f"<figcaption>{text(chart.caption)}</figcaption>"
         + (details("Numbers", table(chart.table, label=f"{chart.title}: numbers")) if chart.table else "")
         + "</figure>"
+    )
+
+
+def picture(png: bytes, what: str) -> str:
+    """A PNG inside the page, with its text alternative as the caption."""
+    data = base64.b64encode(png).decode("ascii")
+    return (
+        f'<figure class="wide"><img src="data:image/png;base64,{data}" alt="{text(what)}">'
+        f"<figcaption>{text(what)}.</figcaption></figure>"
     )
 
 

@@ -21,6 +21,7 @@ from raydp.search.report.charts import (
     COLOURS,
     INK,
     LINE,
+    MANY,
     MUTED,
     WIDE,
     WIDTH,
@@ -201,6 +202,7 @@ def _scatter(result: Result, trials: Sequence[TrialRecord], x: str, y: str, name
         norm=_robust([facts.score(trial, name) for trial in ordered], mode),
         linewidths=0.4,
         edgecolors=LINE,
+        rasterized=len(trials) > MANY,
     )
     spot = float(best.config[x]), float(best.config[y])
     axes.scatter(*spot, s=170, facecolors="none", edgecolors=BEST, linewidths=2)
@@ -271,7 +273,16 @@ def slices(result: Result, metric: str | None = None) -> Chart:
                 )
             else:
                 size = 22 if len(members) <= 100 else 7
-                panel.scatter(where, means, color=colour, s=size, alpha=0.7, linewidths=0, label=short(method, 14))
+                panel.scatter(
+                    where,
+                    means,
+                    color=colour,
+                    s=size,
+                    alpha=0.7,
+                    linewidths=0,
+                    label=short(method, 14),
+                    rasterized=len(members) > MANY,
+                )
             if alone:
                 rows += [
                     (method, t.key, float(t.config[axis]), (facts.score(t, name), scored_as(t, name))) for t in members
@@ -330,7 +341,9 @@ def parallel(result: Result, metric: str | None = None) -> Chart:
     across = np.arange(len(names) + 1)
     paths = [np.column_stack([across, heights[position[trial.key]]]) for trial in shown]
     thin, alpha = (0.8, 0.4) if len(trials) <= 100 else (0.5, 0.15)
-    axes.add_collection(LineCollection(paths[:-top], colors=MUTED, linewidths=thin, alpha=alpha))
+    axes.add_collection(
+        LineCollection(paths[:-top], colors=MUTED, linewidths=thin, alpha=alpha, rasterized=len(paths) > MANY)
+    )
     axes.add_collection(LineCollection(paths[-top:-1], colors=COLOURS[0], linewidths=1.4, alpha=0.9))
     axes.add_collection(LineCollection(paths[-1:], colors=BEST, linewidths=2.8))
     axes.set(xlim=(-0.15, len(names) + 0.45), ylim=(-0.04, 1.04))
@@ -517,7 +530,15 @@ def progress(result: Result, metric: str | None = None) -> Chart:
     figure, axes = single(height=2.8)
     numbers, values = [trial.number for trial in trials], [facts.score(trial, name) for trial in trials]
     better = np.maximum if mode == "max" else np.minimum
-    axes.scatter(numbers, values, s=20 if len(trials) <= 100 else 6, color=COLOURS[0], linewidths=0, label="trial")
+    axes.scatter(
+        numbers,
+        values,
+        s=20 if len(trials) <= 100 else 6,
+        color=COLOURS[0],
+        linewidths=0,
+        label="trial",
+        rasterized=len(trials) > MANY,
+    )
     so_far = better.accumulate(values)
     axes.step([*numbers, numbers[-1] + 0.5], [*so_far, so_far[-1]], where="post", color=BEST, label="best so far")
     lost = [trial for trial in result.trials if trial.finished and trial.state != "complete"]
