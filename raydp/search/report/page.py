@@ -10,6 +10,7 @@ from typing import Any
 
 from raydp.errors import RaydpError
 from raydp.privacy.plan import Plan
+from raydp.privacy.selection import Composition
 from raydp.search import comparison
 from raydp.search.comparison import Difference
 from raydp.search.records import TrialRecord
@@ -194,13 +195,12 @@ def _cards(result: Result) -> str:
     budget = result.budget
     spent = f"at most {_up(trial.upper)}" if trial else "none"
     cards.append(("ε of the trial that you would release", spent, f"of {budget.epsilon:g}, δ = {budget.delta:g}"))
-    cards.append(
-        (
-            "ε of the whole search",
-            f"at most {_up(result.epsilon_search.upper)}",
-            f"everything that ran: {result.runs} runs of {len(result.trials)} trials",
-        )
-    )
+    whole = f"at most {_up(result.epsilon_released.upper)}"
+    if isinstance(result.selection, Composition):
+        ran = f"everything that ran: {result.runs} runs of {len(result.trials)} trials"
+        cards.append(("ε of the whole search", whole, ran))
+    else:
+        cards.append(("ε of the released result", whole, f"selection {result.selection.rule}"))
     counts = result.counts()
     cards.append(("Cost", duration(comparison.hours(result.trials)), counts))
     inner = "".join(
@@ -362,9 +362,9 @@ def _privacy(result: Result) -> str:
     parts = [
         f"<p><strong>{html.text(lines[0])}</strong><br>What someone learns at most who sees this one trial's model and "
         "metrics. Every trial was calibrated to the same budget, so it does not depend on which one you choose.</p>",
-        f"<p><strong>{html.text(lines[1])}</strong><br>What someone learns at most who sees the outcome of the whole "
-        "search. Choosing the best of many trials looks at the data many times; this is the number to state when the "
-        "choice itself was made on private data.</p>",
+        f"<p><strong>{html.text(lines[1])}</strong><br>What someone learns at most from what the search releases. "
+        "Choosing the best of many trials looks at the data many times; this is the number to state when the choice "
+        f"itself was made on private data.<br>It rests on: {html.text(result.selection.theorem)}</p>",
     ]
     measured = sorted({trial.measured_on for trial in result.ranked})
     if measured:

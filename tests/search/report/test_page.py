@@ -300,3 +300,10 @@ def test_a_browser_opens_a_thousand_trials_and_sorts_them(tmp_path: Path, capsys
     assert (seen["first"], seen["second"]) == ("ascending", "descending")
     assert seen["opened"] < 3000
     assert seen["wide"] <= 500  # nothing is wider than the window
+
+
+def test_the_rule_of_selection_is_said(tmp_path: Path) -> None:
+    composed = page_of(methods_run(tmp_path / "composed"))
+    assert "ε of the whole search" in composed and "Adaptive composition of all runs" in composed
+    public = page_of(methods_run(tmp_path / "public", selection={"rule": "public"}))
+    assert "ε of the released result" in public and "at most 0" in public and "No private data in the search" in public
