@@ -2,8 +2,8 @@
 
 Every trial trains a hypernetwork on public tasks, and releases from *public validation tasks*, with the noise that a
 release from a private set will have. There are no people behind any set here, so choosing the best trial costs nothing,
-whatever was tried: where a search has people behind its data, the ε of the whole search that a result prints is the
-price, and a gradient method pays it for its learning rate. What was found is then used once, on the private set.
+whatever was tried: ``selection="public"`` says so, as does every result. A gradient method whose learning rate is tuned
+on private data pays for the whole search. What was found here is then used once, on the private set.
 
     raydp run searches/deepsets_hypernetwork.py --scale small
 """
@@ -20,6 +20,7 @@ search = raydp.Search(
     public="regression",
     public_limit=1000,
     budget=raydp.Budget(epsilon=2.0, delta=1e-5, adjacency="replace_one"),
+    selection="public:fresh synthetic tasks of the family",
     metric="parameter_error",
     space={
         "embedding": tune.choice([4, 8, 16, 32]),

@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 
 from raydp.data.regression import LinearTasks
-from raydp.methods.dp_deepsets import example_features
 from raydp.methods.hypernetwork_training import PublicSets, SetLosses, TrainingOptions, train
 from raydp.models import build_model
 from raydp.models.hypernetwork import Architecture, Hypernetwork, Layout
@@ -200,7 +199,7 @@ def learned_error(
         network,
         losses=SetLosses(model, task("regression"), layout.names),
         public=PublicSets(
-            features=example_features(public.inputs, public.targets, None),
+            features=torch.cat([public.inputs, public.targets[:, None]], dim=1),
             inputs=public.inputs,
             targets=public.targets,
             sets=public.sets,
