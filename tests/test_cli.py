@@ -316,3 +316,66 @@ def test_the_version(call):
     import raydp
 
     assert call("--version") == (0, f"raydp {raydp.__version__}\n", "")
+
+
+AUDITED = """
+from ray import tune
+from raydp.privacy.budget import Budget
+from raydp.search.definition import Search
+
+search = Search(name="tiny", method="METHOD", data="digits", budget=Budget(epsilon=1.0, delta=1e-5), trials=1,
+                PUBLIC space={"learning_rate": tune.loguniform(0.1, 10.0)}, fixed={"epochs": 2})
+"""
+FEW = ("--canaries", "200", "--runs", "10", "--json")
+
+
+def search_file(path: Path, method: str, public: str = "") -> str:
+    path.write_text(AUDITED.replace("METHOD", method).replace("PUBLIC", public))
+    return str(path)
+
+
+def test_audit_of_a_file_leaves_a_report_and_a_figure(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("audit", search_file(tmp_path / "tiny.py", "dp_sgd"), *FEW)
+    report = json.loads(out)
+    assert code == 0 and report["passed"] and report["method"] == "dp_sgd"
+    assert report["one_run"]["epsilon_lower"] <= report["one_run"]["claim"] <= 1.0
+    assert report["config"]["epochs"] == 2 and report["ran_with"]["epochs"] == 4
+    assert report["ran_with"]["batch_size"] == 100
+    directory = tmp_path / "runs" / "tiny-audit-1"
+    assert json.loads((directory / "audit.json").read_text()) == report
+    assert (directory / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_audit_of_a_run_directory_takes_its_first_trial_and_exits_1_if_the_noise_is_too_small(
+    call, tmp_path, monkeypatch
+):
+    from raydp.privacy.noise import NoiseKey
+    from raydp.search.files import load_searches
+    from raydp.search.run_directory import RunDirectory
+
+    monkeypatch.chdir(tmp_path)
+    search = load_searches(Path(search_file(tmp_path / "tiny.py", "dp_sgd")))["tiny"]
+    directory = RunDirectory.create(tmp_path / "run", search.to_json())
+    code, _, err = call("audit", "run", *FEW)
+    assert code == 2 and "no trial with a plan" in err
+    config = {"learning_rate": 0.7}
+    plan = search.plan_for(config)
+    directory.write_json("trials/t0000/plan.json", plan.to_json())
+    directory.append({"event": "proposed", "key": "t0000", "number": 0, "config": config, "plan": plan.digest})
+    honest = NoiseKey.rounded_normals
+    monkeypatch.setattr(NoiseKey, "rounded_normals", lambda self, n, scale, *a: honest(self, n, scale / 20, *a))
+    code, out, _ = call("audit", "run", *FEW)
+    report = json.loads(out)
+    assert code == 1 and not report["passed"] and report["config"]["learning_rate"] == 0.7
+    assert report["one_run"]["epsilon_lower"] > report["one_run"]["claim"]
+    assert json.loads((directory.path / "audit" / "audit.json").read_text()) == report
+    assert (directory.path / "audit" / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_audit_refuses_a_method_that_needs_public_data_and_leaves_nothing(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = search_file(tmp_path / "tiny.py", "dp_ngd", 'public="digits",')
+    code, out, err = call("audit", file, "--canaries", "10", "--runs", "10", "--json")
+    assert (code, out) == (2, "") and "uses public examples" in err and "Traceback" not in err
+    assert not (tmp_path / "runs").exists()

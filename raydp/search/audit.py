@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from raydp.errors import InvalidValue
@@ -92,8 +93,9 @@ def plot_audit(report: AuditReport) -> Figure:
     left.set_ylim(0, 1.2 * max(*claims, *bounds.values()))
     left.set_ylabel(f"ε at δ = {report.spec.budget.delta:g}")
     left.set_title(f"lower bounds ({100 * report.spec.confidence:g} % each)")
+    edges = np.histogram_bin_edges(report.one_run_scores, bins=40)  # the same for both, so that heights compare
     for inside, label in ((True, "took part"), (False, "did not")):
-        right.hist(report.one_run_scores[report.included == inside], bins=40, alpha=0.6, label=label)
+        right.hist(report.one_run_scores[report.included == inside], bins=edges, alpha=0.6, label=label)
     right.set_xlabel("how far the weights moved along a canary's gradient")
     right.set_ylabel("canaries")
     right.legend()

@@ -100,12 +100,13 @@ class AuditReport:
         return self.one_run.epsilon_lower <= self.one_run_claim and self.repeated.epsilon_lower <= self.repeated_claim
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON form."""
+        """The stable JSON form: ``config`` is the trial's, ``ran_with`` the one run's, at the audit's sizes."""
         return {
             "audit": 1,
             "passed": self.passed,
             "method": self.spec.method,
             "config": dict(self.spec.config),
+            "ran_with": _config(self.spec, self.spec.canaries),
             "budget": self.spec.budget.to_json(),
             "seed": self.spec.seed,
             "relation": "a canary takes part, or a dark image whose gradient is zero stands in its place",
