@@ -2,7 +2,8 @@
 
     python -m tests.mutants.run [--only WORD] [--fast] [--write]
 
-``--write`` puts the table mutant → what caught it into ``tests/README.md``. Exit status 1 if a mutant survives.
+``--write`` puts the table mutant → what caught it into ``tests/README.md``, anew after each mutant, so that a run that
+is cut short leaves what it saw; mutants that it did not come to are marked as not run. Exit status 1 if one survives.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.mutants.catalogue import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 README = ROOT / "tests" / "README.md"
 _BEGIN, _END = "<!-- mutants: begin -->", "<!-- mutants: end -->"
-SURVIVED, BROKEN = "SURVIVED", "BROKEN"
+SURVIVED, BROKEN, NOT_RUN = "SURVIVED", "BROKEN", "not run"
 
 
 def mutated(mutant: Mutant, source: str) -> str:
@@ -55,19 +56,25 @@ def caught_by(mutant: Mutant) -> str:
     if done.returncode == 0:
         return SURVIVED
     found = re.search(r"^FAILED (\S+)", done.stdout, flags=re.MULTILINE)
-    return found.group(1).split("[")[0] if done.returncode == 1 and found else BROKEN
+    if done.returncode == 1 and found:
+        return found.group(1).split("[")[0]
+    print(f"{mutant.name}: pytest ended with status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return BROKEN
 
 
 def table(results: Sequence[tuple[Mutant, str]]) -> str:
-    """The results in Markdown."""
+    """The results in Markdown, and a line for each mutant of the catalogue that is not among them."""
     killed = sum(caught not in (SURVIVED, BROKEN) for _, caught in results)
+    left = [mutant for mutant in MUTANTS if mutant not in {seen for seen, _ in results}]
+    unrun = f"; {len(left)} not run" if left else ""
     lines = [
-        f"{killed} of {len(results)} mutants killed (`python -m tests.mutants.run --write`).",
+        f"{killed} of {len(results)} mutants killed{unrun} (`python -m tests.mutants.run --write`).",
         "",
         "| mutant | in | caught by |",
         "|---|---|---|",
     ]
     lines += [f"| {mutant.name} | `{mutant.file}` | `{caught.removeprefix('tests/')}` |" for mutant, caught in results]
+    lines += [f"| {mutant.name} | `{mutant.file}` | {NOT_RUN} |" for mutant in left]
     return "\n".join(lines)
 
 
@@ -91,8 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for mutant in chosen:
         results.append((mutant, caught_by(mutant)))
         print(f"{mutant.name}: {results[-1][1]}", flush=True)
-    if options.write:
-        write(table(results))
+        if options.write:
+            write(table(results))
     survivors = [mutant.name for mutant, caught in results if caught in (SURVIVED, BROKEN)]
     print(f"{len(results) - len(survivors)} of {len(results)} killed" + (f"; not: {survivors}" if survivors else ""))
     return 1 if survivors else 0

@@ -27,9 +27,11 @@ def test_a_text_that_is_not_there_once_is_refused() -> None:
             mutated(mutant, source)
 
 
-def test_the_table_counts_what_was_killed() -> None:
+def test_the_table_counts_what_was_killed_and_marks_what_was_not_run() -> None:
     found = table([(MUTANTS[0], "tests/x.py::test_y"), (MUTANTS[1], "SURVIVED")])
-    assert found.startswith("1 of 2 mutants killed") and "`x.py::test_y`" in found
+    assert found.startswith(f"1 of 2 mutants killed; {len(MUTANTS) - 2} not run") and "`x.py::test_y`" in found
+    assert found.count("| not run |") == len(MUTANTS) - 2
+    assert "not run" not in table([(mutant, "tests/x.py::test_y") for mutant in MUTANTS])
 
 
 @pytest.mark.slow
