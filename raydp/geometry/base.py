@@ -51,6 +51,11 @@ class MeasuredGeometry(Geometry, Protocol):
         """Number of entries of each parameter tensor."""
         ...
 
+    @property
+    def stretches(self) -> tuple[float, float]:
+        """The smallest and the largest factor by which ``project`` changes a length."""
+        ...
+
     def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
         """‖project(g_i)‖ over all tensors together, (n,), float64, from per-example gradients (n, *shape).
 

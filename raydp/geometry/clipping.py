@@ -46,13 +46,6 @@ def clip_factors(coordinates: Sequence[Tensor], clip_norm: float, *, unit: float
     return scale_factors(joint_norms(coordinates), clip_norm, dtype, unit=unit)
 
 
-def scaled_sum(parts: Sequence[Tensor], factors: Tensor, finite: Tensor) -> list[Tensor]:
-    """Σ factor_i · part_i of tensors (n, size), without building the products; an example that is not finite adds 0."""
-    if not bool(finite.all()):  # 0 · inf is no zero
-        parts = [part.where(finite.unsqueeze(1), 0.0) for part in parts]
-    return [factors @ part for part in parts]
-
-
 def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
     """Scale each example's coordinates to one joint L2 norm of at most ``clip_norm``.
 

@@ -42,7 +42,7 @@ class LayerCurvature:
         return (self.output_values.unsqueeze(2) * self.input_values.unsqueeze(1)).flatten()
 
     def rotate(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Q_Gᵀ W Q_A of each example: (n, size) from the gradients (n, …) of all parameters."""
+        """Q_Gᵀ W Q_A of each example: (n, size), in the gradients' precision, from those (n, …) of all parameters."""
         block = self.block
         weight = gradients[block.weight]
         n = len(weight)
@@ -50,10 +50,11 @@ class LayerCurvature:
         if block.bias is not None:
             bias = gradients[block.bias].reshape(n, block.groups, block.rows, 1)
             matrix = torch.cat([matrix, bias], dim=3)
+        output_basis, input_basis = (basis.to(matrix.dtype) for basis in (self.output_basis, self.input_basis))
         if block.groups == 1:  # one large product instead of n small ones
-            turned = matrix.reshape(n, block.rows, block.columns) @ self.input_basis[0]
-            return (self.output_basis[0].T @ turned).flatten(1)
-        return (self.output_basis.mT @ (matrix @ self.input_basis)).flatten(1)
+            turned = matrix.reshape(n, block.rows, block.columns) @ input_basis[0]
+            return (output_basis[0].T @ turned).flatten(1)
+        return (output_basis.mT @ (matrix @ input_basis)).flatten(1)
 
     def unrotate(self, coordinates: Tensor, into: list[Tensor | None]) -> None:
         """Inverse of :meth:`rotate`: puts (n, size) back as gradients (n, …), flat, of the block's parameters."""

@@ -31,6 +31,10 @@ class PreConditioning(FlooredGeometry):
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         return [gradient.flatten(1) for gradient in gradients]
 
+    @property
+    def stretches(self) -> tuple[float, float]:  # type: ignore[override]
+        return 1.0, 1.0
+
     def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
         return joint_norms(self.project(gradients))
 

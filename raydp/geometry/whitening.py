@@ -53,6 +53,12 @@ class FlooredGeometry(ABC):
     def parameter_sizes(self) -> tuple[int, ...]:
         return self.curvature.parameter_sizes
 
+    @cached_property
+    def stretches(self) -> tuple[float, float]:
+        """λ̃^-power at the largest eigenvalue and at the smallest; the second is infinite if that is 0."""
+        scales = [block.scale.double() for block in self.coordinates if block.size]
+        return min(float(scale.min()) for scale in scales), max(float(scale.max()) for scale in scales)
+
     def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
         """Lengths (n,), float64, of the coordinates of per-example gradients; never too short."""
         return torch.stack([block.squares(gradients) for block in self._lengths]).sum(dim=0).sqrt()

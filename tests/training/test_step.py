@@ -158,7 +158,8 @@ class TestTheGrid:
         squares = sum(int(unit) ** 2 for unit in units)
         assert squares <= int((clip_norm / spacing) ** 2)
         (clipped,) = clip([part], clip_norm)
-        assert float((units * spacing - clipped[0].double()).abs().max()) < spacing * (1 + 1e-6)
+        # Less than one cell, and float32's rounding of up to 2^23 cells on either side.
+        assert float((units * spacing - clipped[0].double()).abs().max()) < 2 * spacing
 
     @pytest.mark.parametrize("sigma", [1e-3, 1.0, 127.9, 128.0, 1e6, 1e12])
     @pytest.mark.parametrize("clip_norm", [1e-30, 0.1, 1.0, 1.5, 1e30])
