@@ -27,7 +27,7 @@ from raydp.privacy.stopping import NegativeBinomial
 SMALLEST_DELTA = 1e-10
 _ROUNDS = 3
 _CLOSE = 5e-4
-_ROUNDING = 1e-12
+_ROUNDING = 1e-9  # more than what the roots of a bound are rounded up by, so that it can be computed again
 
 
 def trial_budget(rule: RandomStopping, budget: Budget) -> Budget:

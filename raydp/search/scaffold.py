@@ -6,16 +6,20 @@ import dataclasses
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from raydp import _validate
 from raydp.errors import InvalidValue, RaydpError
 from raydp.methods import METHODS, Method
 
-_PUBLIC = "digits28"  # the bundled companion of mnist5k
+#: data, its limit, public, public_limit, metric; digits28 is the bundled companion of mnist5k.
+_IMAGES = ("mnist5k", None, "digits28", 500, "accuracy")
+_SETS = ("regression", 512, "regression", 600, "parameter_error")  # many small private sets
 #: A range for the learning rate of each method on mnist5k; others get their default, ten times less and more.
 _RATES = {
     "dp_ngd": (0.005, 0.3),
     "ada_dps": (0.05, 2.0),
+    "dp_deepsets": (3e-4, 1e-2),
     "gep": (0.05, 4.0),
 }
 _DENSE = (0.25, 8.0)
@@ -26,9 +30,10 @@ _SPACES = {
     "active_ratio": ("tune.uniform(0.1, 0.9)", "ρ, the share of the coordinates that is trained"),
 }
 #: What makes the defaults sensible on mnist5k.
-_FIXED = {
+_FIXED: dict[str, dict[str, Any]] = {
     "dp_ngd": {"kappa": 1.0, "lambda_safe": 0.06},
     "gep": {"embedding_clip_norm": 1.0, "residual_clip_norm": 0.5},
+    "dp_deepsets": {"embedding": 8, "encoder_width": 256, "decoder": "mlp", "decoder_depth": 1, "decoder_hidden": 128},
 }
 
 
@@ -67,7 +72,9 @@ def search_text(method: Method, file: str) -> str:
         (f"tune.loguniform({low}, {high})", "learning_rate", "the most important one; its scale is the method's own")
     ]
     space += [(domain, name, help) for name, (domain, help) in _SPACES.items() if name in names]
-    fixed = {"epochs": 8, "batch_size": 256, **_FIXED.get(method.name, {})}
+    fixed: dict[str, Any] = {name: value for name, value in (("epochs", 8), ("batch_size", 256)) if name in names}
+    fixed |= _FIXED.get(method.name, {})
+    data, limit, public, public_limit, metric = _IMAGES if "batch_size" in names else _SETS
     uses_public = method.uses_public(method.parse(fixed))
     lines = [
         f'"""A search of {method.name} under a privacy budget.',
@@ -86,13 +93,15 @@ def search_text(method: Method, file: str) -> str:
         f'    name="{method.name}_search",  # also the name of the MLflow experiment',
         f'    method="{method.name}",',
         "    # A name that `raydp datasets` lists, or a directory with train.parquet and test.parquet.",
-        '    data="mnist5k",',
+        f'    data="{data}",',
     ]
+    if limit is not None:
+        lines.append(f"    data_limit={limit},  # private examples")
     if uses_public:
         lines += [
             "    # Public examples, which cost no privacy. They must share no example with the private ones.",
-            f'    public="{_PUBLIC}",',
-            "    public_limit=500,",
+            f'    public="{public}",',
+            f"    public_limit={public_limit},",
         ]
     lines += [
         "    # What every trial spends, exactly. delta must be well below 1/N.",
@@ -102,8 +111,10 @@ def search_text(method: Method, file: str) -> str:
         *(f'        "{name}": {domain},  # {help}' for domain, name, help in space),
         "    },",
         "    # What is held constant. Everything that is not named here or above has the default listed below.",
-        f"    fixed={json.dumps(fixed)},",
-        '    metric="accuracy",  # measured on the hold-out set',
+        "    fixed={",
+        *(f'        "{name}": {json.dumps(value)},' for name, value in fixed.items()),
+        "    },",
+        f'    metric="{metric}",  # measured on the hold-out set',
         "    trials=12,",
         "    seeds=1,  # runs of each trial; every one is charged. Two or more tell luck from skill.",
         '    sampler="tpe",  # tpe, random, gp or grid',

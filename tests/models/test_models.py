@@ -17,6 +17,7 @@ MINIMUM = {
     "tanh_cnn_small": 8,
     "mlp": 1,
     "linear": 1,
+    "bright_map": 1,
     "linear_map": 1,
 }
 

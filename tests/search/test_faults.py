@@ -235,5 +235,5 @@ def test_another_layout_is_refused(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "run", small_search().to_json())
     header = json.loads((directory.path / DEFINITION).read_text())
     (directory.path / DEFINITION).write_text(json.dumps({**header, "layout": 99}))
-    with pytest.raises(CorruptFile, match="has layout version 99, this raydp reads version 1"):
+    with pytest.raises(CorruptFile, match="has layout version 99, this raydp reads version 2"):
         runner.resume(directory.path, quiet=True)
