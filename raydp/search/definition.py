@@ -486,6 +486,8 @@ class Search:
 
     def to_json(self) -> dict[str, Any]:
         """What a run directory stores; a define-by-run function is described, its file is kept beside it."""
+        from raydp import data
+
         record = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
@@ -493,6 +495,7 @@ class Search:
         }
         record["selection"] = self.rule.to_json()
         record["data"], record["public"] = self.data_source, self.public_source
+        record["family"] = data.is_family(self.data_source)  # decides which private set a run takes
         record["model"] = None if self.model is None else self.model_name()
         record["fixed"] = dict(self.fixed)
         record["warm_start"] = [dict(config) for config in self.warm_start]
@@ -511,6 +514,7 @@ class Search:
         """
         values = dict(record)
         stored = values.pop("space")
+        values.pop("family", None)  # follows from the data
         found = Space.from_json(stored) if space is None else Space.from_definition(space)
         if found.digest() != stored["digest"]:
             raise InvalidValue(

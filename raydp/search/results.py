@@ -23,9 +23,8 @@ from __future__ import annotations
 import html
 import json
 import os
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,17 +34,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raydp import _validate
-from raydp.errors import CorruptFile, InvalidValue
+from raydp.errors import InvalidValue
 from raydp.privacy import accountants
 from raydp.privacy import selection as selections
 from raydp.privacy.budget import Budget
-from raydp.privacy.ledger import Ledger
-from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval
 from raydp.privacy.selection import Public, RandomStopping, Selection
 from raydp.privacy.selection_budget import released
 from raydp.search.records import STATES, TrialRecord
 from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
+from raydp.search.spending import OF_MEMBERS, Composition, executed_mechanisms, is_family, largest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,75 +54,6 @@ INSECURE = "INSECURE: all noise came from a known seed (insecure_seed), so nothi
 _ROWS_SHOWN = 10
 
 
-def merged(mechanisms: Iterable[Mechanism]) -> tuple[Mechanism, ...]:
-    """The same composition with fewer mechanisms: equal noise multipliers and sample rates add up their steps.
-
-    Privacy losses of composed mechanisms add up, in whatever order, so a hundred trials of one plan cost an accountant
-    as much as one trial with a hundred times the steps.
-    """
-    steps: Counter[tuple[float, float]] = Counter()
-    for mechanism in mechanisms:
-        steps[mechanism.noise_multiplier, mechanism.sample_rate] += mechanism.steps
-    return tuple(
-        Mechanism(noise_multiplier=sigma, sample_rate=rate, steps=count) for (sigma, rate), count in steps.items()
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExecutedRun:
-    """One ledger of a search: what one run of a trial executed.
-
-    Attributes:
-        key, seed: of the run.
-        path: of the ledger.
-        ledger: None if it is damaged.
-        problem: why it is damaged, else None.
-    """
-
-    key: str
-    seed: int
-    path: Path
-    ledger: Ledger | None
-    problem: str | None = None
-
-
-def executed_runs(directory: RunDirectory) -> list[ExecutedRun]:
-    """Every ledger in the run directory, whether or not the journal knows its trial, in the order of keys and seeds."""
-    runs = []
-    for key in directory.trial_keys():
-        for seed, run in directory.runs(key):
-            for path in sorted(run.glob("ledger*.jsonl")):
-                try:
-                    runs.append(ExecutedRun(key=key, seed=seed, path=path, ledger=Ledger.read(path)))
-                except CorruptFile as error:
-                    runs.append(ExecutedRun(key=key, seed=seed, path=path, ledger=None, problem=str(error)))
-    return runs
-
-
-def executed_mechanisms(directory: RunDirectory) -> tuple[tuple[Mechanism, ...], int]:
-    """(merged mechanisms of everything that ran, number of runs that executed at least one step).
-
-    A damaged ledger counts as its whole plan, with a warning: what ran under it is unknown, and was at most that.
-
-    Raises:
-        CorruptFile: a ledger is damaged and there is no readable plan beside it.
-    """
-    mechanisms: list[Mechanism] = []
-    count = 0
-    for run in executed_runs(directory):
-        if run.ledger is None:
-            plan = directory.plan(run.key)
-            if plan is None:
-                raise CorruptFile(f"{run.problem} There is no plan.json for {run.key} to bound it by.")
-            warnings.warn(f"{run.problem} The whole plan of {run.key} is counted as spent.", stacklevel=2)
-            spent = plan.mechanisms
-        else:
-            spent = run.ledger.mechanisms
-        mechanisms += spent
-        count += bool(spent)
-    return merged(mechanisms), count
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a search found and what it spent. Made by :meth:`load`.
@@ -133,7 +62,8 @@ class Result:
         directory: the run directory.
         search: the definition of the search, as in raydp.json.
         trials: all trials, in the order of their numbers.
-        mechanisms: everything that was executed, merged; the source of :attr:`epsilon_search`.
+        compositions: what the people of each member went through, merged; the source of :attr:`epsilon_search`. One
+            where the data are not a family.
         runs: how many runs executed at least one step.
         trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
     """
@@ -141,7 +71,7 @@ class Result:
     directory: Path
     search: Mapping[str, Any]
     trials: tuple[TrialRecord, ...]
-    mechanisms: tuple[Mechanism, ...] = field(default=(), repr=False)
+    compositions: tuple[Composition, ...] = field(default=((),), repr=False)
     runs: int = 0
     trial_budget: Budget | None = None
 
@@ -154,12 +84,12 @@ class Result:
             CorruptFile: something in it is damaged.
         """
         opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
-        mechanisms, runs = executed_mechanisms(opened)
+        compositions, runs = executed_mechanisms(opened)
         return cls(
             directory=opened.path,
             search=opened.definition,
             trials=tuple(opened.records().values()),
-            mechanisms=mechanisms,
+            compositions=compositions,
             runs=runs,
             trial_budget=trial_budget(opened),
         )
@@ -267,11 +197,21 @@ class Result:
         what an adversary learns who sees every trial, also those that failed, and holds however the best was chosen.
         A sampler that learns (TPE, GP) chooses plans by earlier results: the number is then the composition of the
         sequence of plans that came about, not a bound over all that could have.
+
+        In a family of private sets (:attr:`family`) run i of every trial saw member i alone. Members are taken to be
+        different people, so each member's runs are composed over all trials, and the largest of the members counts
+        (parallel composition: McSherry, SIGMOD 2009).
         """
         budget = self.search_budget
-        return accountants.epsilon(
-            self.mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant
+        return largest(
+            accountants.epsilon(each, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant)
+            for each in self.compositions
         )
+
+    @property
+    def family(self) -> bool:
+        """Whether the runs of a trial took different private sets, of different people."""
+        return is_family(self.search)
 
     def to_pandas(self) -> pd.DataFrame:
         """One row a trial; the columns of trials.parquet (see the module)."""
@@ -361,6 +301,7 @@ class Result:
             "epsilon_search": self.epsilon_search.to_json(),
             "epsilon_released": self.epsilon_released.to_json(),
             "selection": self.selection.to_json(),
+            "family": self.family,
             "runs": self.runs,
             "trials": [record.to_json() for record in self.trials],
         }
@@ -448,7 +389,8 @@ class Result:
             )
         runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         whole = _epsilon(self.epsilon_search)
-        return f"epsilon of the whole search: {whole}, selection composition (all that ran: {runs})"
+        members = f"; {OF_MEMBERS}" if self.family else ""
+        return f"epsilon of the whole search: {whole}, selection composition (all that ran: {runs}{members})"
 
     def _table(self) -> pa.Table:
         return _table(self.trials, self.budget)

@@ -202,7 +202,8 @@ def _same_search(storage: Path, definition: dict[str, Any]) -> RunDirectory | No
         opened = RunDirectory.open(storage)
     except InvalidValue:  # there is none
         return None
-    return opened if opened.definition == json.loads(json.dumps(definition)) else None
+    wanted = json.loads(json.dumps(definition))
+    return opened if {"family": wanted["family"], **opened.definition} == wanted else None  # earlier versions lack it
 
 
 def _drive(

@@ -16,7 +16,6 @@ from typing import Any
 from raydp.errors import CorruptFile, Infeasible, InvalidValue, RaydpError
 from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.ledger import Ledger
-from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Interval
 from raydp.search.definition import Search
@@ -25,6 +24,7 @@ from raydp.search.records import TrialRecord, key_of
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
 from raydp.search.secrecy import Terms
+from raydp.search.spending import is_family, largest
 from raydp.search.tracking import Tracker
 from raydp.search.trainable import INTERRUPTED, Assignment
 
@@ -72,10 +72,10 @@ class Session:
         #: To be handed out before anything new: trials of an earlier driver, and those whose process died.
         self._unfinished = [key for key, record in records.items() if not record.finished]
         self._deaths: Counter[str] = Counter()
-        self._spending = RunningRdp()
+        self._spending: dict[int, RunningRdp] = {}  # of each member of a family; else all of it is in the first
         for key, record in records.items():
             if record.finished:
-                self._spending.add(self._spent(key))
+                self._spend(key)
         self._streak = 0
         self._finished_here = 0
         self._prepare_pairing()
@@ -184,7 +184,7 @@ class Session:
             measured_on=measured_on,
             heads=heads,
         )
-        self._spending.add(self._spent(key))
+        self._spend(key)
         self._finished_here += 1
         self._tracker.trial_finished(self._records[key])
         self._display.finished(self._records[key])
@@ -280,25 +280,29 @@ class Session:
             )
         NoiseKey.generate().save(path)
 
-    def _ledgers(self, key: str) -> list[Ledger | None]:
-        """Of the trial's runs; None for a damaged one, which counts as its whole plan."""
-        found: list[Ledger | None] = []
-        for _, path in self.directory.runs(key):
+    def _ledgers(self, key: str) -> dict[int, Ledger | None]:
+        """Of the trial's runs, by seeds' positions; None for a damaged one, which counts as its whole plan."""
+        found: dict[int, Ledger | None] = {}
+        for position, path in self.directory.runs(key):
             file = path / "ledger.jsonl"
-            try:
-                found += [Ledger.read(file)] if file.exists() else []
-            except CorruptFile:
-                found.append(None)
+            if file.exists():
+                try:
+                    found[position] = Ledger.read(file)
+                except CorruptFile:
+                    found[position] = None
         return found
 
-    def _spent(self, key: str) -> list[Mechanism]:
-        plan = self._records[key].plan
+    def _spend(self, key: str) -> None:
+        """Add a finished trial to the running total."""
+        plan, family = self._records[key].plan, is_family(self.directory.definition)
         whole = () if plan is None else plan.mechanisms
-        return [m for ledger in self._ledgers(key) for m in (whole if ledger is None else ledger.mechanisms)]
+        for position, ledger in self._ledgers(key).items():
+            total = self._spending.setdefault(position if family else 0, RunningRdp())
+            total.add(whole if ledger is None else ledger.mechanisms)
 
     def _epsilon(self, key: str) -> dict[str, Interval]:
         """Bounds of the trial's costliest run: the plan's certificate if a run was finished, else from the ledgers."""
-        plan, ledgers = self._records[key].plan, self._ledgers(key)
+        plan, ledgers = self._records[key].plan, list(self._ledgers(key).values())
         if plan is None:
             return {}
         if any(x is None or all(x.steps(phase.name) == phase.steps for phase in plan.phases) for x in ledgers):
@@ -322,11 +326,15 @@ class Session:
             failed=sum(states.count(state) for state in ("failed", "diverged", "stopped")),
             infeasible=states.count("infeasible"),
             best=self._best(),
-            epsilon_search=self._spending.epsilon(
-                delta=self.search.budget.delta, adjacency=self.search.budget.adjacency
-            ),
+            epsilon_search=self._total(),
             eta=seconds * self.left,
         )
+
+    def _total(self) -> Interval:
+        """Of all finished trials: the largest of the members, see :func:`raydp.search.spending.compositions`."""
+        budget = self.search.budget
+        totals = list(self._spending.values()) or [RunningRdp()]
+        return largest(total.epsilon(delta=budget.delta, adjacency=budget.adjacency) for total in totals)
 
     def _best(self) -> TrialRecord | None:
         metric, sign = self.search.metrics[0], 1 if self.search.modes[0] == "max" else -1

@@ -24,8 +24,9 @@ from raydp.privacy.plan import Interval, Plan
 from raydp.privacy.selection_budget import released
 from raydp.search.display import upward
 from raydp.search.records import NOT_STATED, TrialRecord
-from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
+from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
+from raydp.search.spending import OF_MEMBERS, ExecutedRun, compositions, executed_runs, is_family, largest, merged
 
 VERSION = 1
 JSON_FILE, TEXT_FILE = "statement.json", "statement.txt"
@@ -42,6 +43,11 @@ _SAMPLER = (
 _MECHANISM = (
     "Each example's vector is clipped to Euclidean norm C over all coordinates; normal noise of standard deviation "
     "sigma times C is added to every coordinate of the sum, once a step."
+)
+_EVERYTHING = "The composition of every step of every run that started, also of trials that failed."
+_FAMILY = (
+    " The private data are a family: the runs of seed i of all trials saw member i alone. Each member's runs are "
+    f"composed; {OF_MEMBERS}. The mechanisms listed are those of the largest; those of the others stand at their runs."
 )
 _ACCOUNTANTS = {
     "pld": "privacy-loss distributions (dp-accounting), lower and upper bound",
@@ -67,7 +73,9 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
     records = opened.records()
     solved = trial_budget(opened)
     trials, spent = _trials(opened, records, solved or budget)
-    whole = merged(spent)
+    family, accountant = is_family(definition), str(definition.get("accountant", "pld"))
+    whole = compositions(spent, family=family)
+    worst = max(whole, key=lambda each: _interval(each, budget, accountant).upper)
     rule = selection.from_json(definition.get("selection") or selection.Composition().to_json())
     insecure = definition.get("insecure_seed") is not None
     populations = {phase.spec.population for r in records.values() if r.plan for phase in r.plan.phases}
@@ -111,10 +119,13 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
         "metrics": metrics,
         "trials": trials,
         "everything": {
-            "meaning": "The composition of every step of every run that started, also of trials that failed.",
+            "meaning": _EVERYTHING + (_FAMILY if family else ""),
             "runs": sum(bool(run["mechanisms"]) for trial in trials for run in trial["runs"]),
-            "mechanisms": [_mechanism(mechanism) for mechanism in whole],
-            "epsilon": _epsilon(whole, budget),
+            "mechanisms": [_mechanism(mechanism) for mechanism in worst],
+            "epsilon": {
+                name: largest(_interval(each, budget, name) for each in whole).to_json()
+                for name in accountants.ACCOUNTANTS
+            },
         },
         "not_covered": _not_covered(definition, budget, max(populations, default=None), metrics, rule),
         "software": dict(opened.header.get("software") or {}),
@@ -122,7 +133,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
 
 
 def _released(
-    rule: selection.Selection, solved: Budget | None, budget: Budget, whole: tuple[Mechanism, ...]
+    rule: selection.Selection, solved: Budget | None, budget: Budget, whole: Sequence[tuple[Mechanism, ...]]
 ) -> dict[str, Any]:
     """What the released result costs by the theorem of the selection, and the numbers that it follows from."""
     record: dict[str, Any] = {"epsilon": None, "delta": budget.delta, "trial_budget": None, "parts": {}}
@@ -133,7 +144,7 @@ def _released(
         return {**record, "epsilon": bound.epsilon, "trial_budget": solved.to_json(), "parts": bound.parts}
     if isinstance(rule, selection.Public):
         return {**record, "epsilon": 0.0}
-    return {**record, "epsilon": _interval(whole, budget, "pld").upper}
+    return {**record, "epsilon": largest(_interval(each, budget, "pld") for each in whole).upper}
 
 
 def write(directory: RunDirectory) -> tuple[Path, Path]:
@@ -181,6 +192,7 @@ def text(statement: Mapping[str, Any]) -> str:
         "",
         f"Everything that ran, composed ({statement['everything']['runs']} runs): "
         f"{_listed(statement['everything']['epsilon'])}",
+        statement["everything"]["meaning"],
         "",
         "What is not covered:",
         *(f"- {item['what']}: {item['why']}" for item in statement["not_covered"]),
@@ -236,20 +248,20 @@ def _listed(intervals: _Intervals) -> str:
 
 def _trials(
     opened: RunDirectory, records: Mapping[str, TrialRecord], budget: Budget
-) -> tuple[list[dict[str, Any]], list[Mechanism]]:
-    """The entries of all trials, and every mechanism that was executed."""
+) -> tuple[list[dict[str, Any]], list[tuple[int, tuple[Mechanism, ...]]]]:
+    """The entries of all trials; and of every run the position of its seed and what it executed."""
     runs: dict[str, list[ExecutedRun]] = {key: [] for key in records}
     for run in executed_runs(opened):
         runs.setdefault(run.key, []).append(run)
     entries: list[dict[str, Any]] = []
-    spent: list[Mechanism] = []
+    spent: list[tuple[int, tuple[Mechanism, ...]]] = []
     for key, found in sorted(runs.items()):
         record = records.get(key)
         plan = record.plan if record else opened.plan(key)
         listed = []
         for run in found:
             mechanisms = _composed(run, plan)
-            spent += mechanisms
+            spent.append((run.seed, mechanisms))
             listed.append(_run(run, mechanisms, plan, budget))
         state, config = (record.state, dict(record.config)) if record else ("unknown to the journal", {})
         entries.append({"key": key, "state": state, "config": config, "runs": listed})
@@ -358,6 +370,11 @@ def _not_covered(
         found["adaptive composition"] = (
             "The sampler chose later plans by earlier results. The composition is that of the plans that came about, "
             "not a bound over all that could have."
+        )
+    if is_family(definition):
+        found["people in several members"] = (
+            "The members of the family are taken to be different people, who share no example. Whoever is in several "
+            "is protected by the composition of all their runs, which is not stated here."
         )
     if rule.rule == selection.RandomStopping.rule:
         found["the number of trials"] = (

@@ -13,6 +13,7 @@ from rich.text import Text
 from raydp.methods import Method
 from raydp.search.display import upward
 from raydp.search.doctor import Finding
+from raydp.search.spending import OF_MEMBERS
 
 
 def describe_method(method: Method) -> dict[str, Any]:
@@ -120,7 +121,8 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
     console.print(
         Text(f"budget of a trial: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']}")
     )
-    console.print(Text(f"epsilon of the whole search, at most: {listed}"))
+    members = f" ({OF_MEMBERS})" if report["search"].get("family") else ""
+    console.print(Text(f"epsilon of the whole search, at most: {listed}{members}"))
     bad = sum(not trial["ok"] for trial in report["trials"])
     if report["ok"]:
         console.print(Text(f"All {len(rows)} runs hold their budget.", style="green"))

@@ -78,6 +78,8 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             f"plan.json of trial {assignment.key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
             f"{assignment.plan[:12]}: it was exchanged. Restore it from a copy."
         )
+    # What the accounts go by decides. Run directories of earlier versions do not say.
+    family = bool(directory.definition.get("family", data.is_family(assignment.data)))
     results: dict[str, list[float]] = {}
     state, reason = "complete", None
     begun = time.monotonic()
@@ -90,7 +92,7 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             plan=plan,
             data=assignment.data,
             data_limit=assignment.data_limit,
-            member=position if data.is_family(assignment.data) else 0,
+            member=position if family else 0,
             task=assignment.task,
             public=assignment.public,
             public_limit=assignment.public_limit,

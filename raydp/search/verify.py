@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from raydp import _validate
+from raydp import _validate, data
 from raydp.errors import CorruptFile, InvalidValue, LedgerRefusal
 from raydp.privacy import accountants
 from raydp.privacy.budget import Adjacency, Budget
@@ -21,8 +22,9 @@ from raydp.privacy.calibration import delta_at
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
 from raydp.search.records import FINISHED, TrialRecord, fold
-from raydp.search.results import INSECURE, ExecutedRun, executed_runs, merged
+from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, read_json_lines, trial_budget
+from raydp.search.spending import ExecutedRun, compositions, executed_runs, is_family, largest
 
 #: Relative slack above the budget: floating point, not privacy.
 OVER = 1e-12
@@ -51,7 +53,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
              "trials": [{"key", "seed": int | null, "state", "ok", "problem": str | null,
                          "executed": [{"name", "noise_multiplier", "sample_rate", "steps", "clip_norm"}],
                          "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
-             "search": {"epsilon": {accountant: interval}, "runs": int},
+             "search": {"epsilon": {accountant: interval}, "runs": int,
+                        "family": bool},            # the runs of each member composed, the largest of the members
              "problems": [str]}                 # what concerns no single run: a damaged or edited journal or
                                                 # definition, a statement of another journal, insecure noise
 
@@ -83,6 +86,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     problems: list[str] = []
     if opened.definition.get("insecure_seed") is not None:
         problems.append(INSECURE)
+    problems += _family(opened.definition)
     records, digests, readable = _journal(opened, problems)
     if readable:  # under random stopping, the journal states what was solved for each trial
         budget = trial_budget(opened) or budget
@@ -97,9 +101,11 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
 
     spent = {run.path: run.ledger.mechanisms for run in runs if run.ledger is not None}
     # What ran under a damaged ledger is unknown, and was at most its plan.
-    lost = [plans[run.key].mechanisms for run in runs if run.ledger is None and run.key in plans]
-    whole = merged(mechanism for mechanisms in (*spent.values(), *lost) for mechanism in mechanisms)
-    intervals = _recompute({*spent.values(), whole}, budget.delta, budget.adjacency, processes)
+    lost = {run.path: plans[run.key].mechanisms for run in runs if run.ledger is None and run.key in plans}
+    family = is_family(opened.definition)
+    everything = {**spent, **lost}
+    whole = compositions([(run.seed, everything.get(run.path, ())) for run in runs], family=family)
+    intervals = _recompute({*spent.values(), *whole}, budget.delta, budget.adjacency, processes)
 
     by_trial: dict[str, list[ExecutedRun]] = {}
     for run in runs:
@@ -134,11 +140,22 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         "plans": [_plan_entry(key, plan, records.get(key)) for key, plan in sorted(plans.items())],
         "trials": entries,
         "search": {
-            "epsilon": {name: interval.to_json() for name, interval in intervals[whole].items()},
-            "runs": sum(bool(mechanisms) for mechanisms in (*spent.values(), *lost)),
+            "epsilon": {
+                name: largest(intervals[each][name] for each in whole).to_json() for name in accountants.ACCOUNTANTS
+            },
+            "runs": sum(bool(mechanisms) for mechanisms in everything.values()),
+            "family": family,
         },
         "problems": problems,
     }
+
+
+def _family(definition: Mapping[str, Any]) -> list[str]:
+    """Whether the data are what the definition says, where they are at hand: one private set is not many."""
+    source = str(definition.get("data"))
+    if not is_family(definition) or data.is_family(source) or not (data.is_named(source) or Path(source).exists()):
+        return []
+    return [f"raydp.json says that {source} is a family of private sets of different people, and it is not a family"]
 
 
 def _journal(opened: RunDirectory, problems: list[str]) -> tuple[dict[str, TrialRecord], dict[str, str], bool]:

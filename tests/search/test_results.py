@@ -13,7 +13,7 @@ from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import Mechanism, PhaseSpec
 from raydp.privacy.plan import Interval
 from raydp.search.records import TrialRecord
-from raydp.search.results import Result, merged, write_trials_parquet
+from raydp.search.results import Result, write_trials_parquet
 from raydp.search.run_directory import RunDirectory
 
 BUDGET = Budget(epsilon=1.0, delta=1e-5)
@@ -123,7 +123,8 @@ def test_epsilon_of_the_search_is_the_composition_of_every_executed_step(directo
     assert result.epsilon_search.lower <= expected.upper and expected.lower <= result.epsilon_search.upper
     assert BUDGET.epsilon < result.epsilon_search.upper < 4 * BUDGET.epsilon
     spending = RunningRdp()
-    spending.add(result.mechanisms)
+    (everything,) = result.compositions
+    spending.add(everything)
     quick = spending.epsilon(delta=BUDGET.delta, adjacency=BUDGET.adjacency)
     assert quick.accountant == "rdp" and quick.upper >= result.epsilon_search.lower
 
@@ -136,16 +137,6 @@ def test_the_stated_epsilon_is_rounded_up(directory):
     ):
         stated = float(line.split(": ")[1].split(" ")[0])
         assert interval.upper <= stated <= interval.upper * (1 + 1e-5)
-
-
-def test_many_equal_runs_cost_no_more_than_one():
-    mechanism = Mechanism(noise_multiplier=2.0, sample_rate=0.1, steps=10)
-    other = Mechanism(noise_multiplier=1.0, sample_rate=0.1, steps=10)
-    assert merged([mechanism, other] * 50) == (
-        Mechanism(noise_multiplier=2.0, sample_rate=0.1, steps=500),
-        Mechanism(noise_multiplier=1.0, sample_rate=0.1, steps=500),
-    )
-    assert merged([]) == ()
 
 
 def test_nothing_ran(directory):

@@ -19,6 +19,7 @@ from raydp.search.report.charts import Chart, NotShown, Table, number, spread
 from raydp.search.report.trial_charts import duration
 from raydp.search.results import INSECURE, Result
 from raydp.search.run_directory import RunDirectory
+from raydp.search.spending import OF_MEMBERS
 from raydp.search.statement import TEXT_FILE
 from raydp.tasks.denoising import SAMPLES
 
@@ -198,6 +199,7 @@ def _cards(result: Result) -> str:
     whole = f"at most {_up(result.epsilon_released.upper)}"
     if isinstance(result.selection, Composition):
         ran = f"everything that ran: {result.runs} runs of {len(result.trials)} trials"
+        ran += f"; {OF_MEMBERS}" if result.family else ""
         cards.append(("ε of the whole search", whole, ran))
     else:
         cards.append(("ε of the released result", whole, f"selection {result.selection.rule}"))
