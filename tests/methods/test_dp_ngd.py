@@ -119,10 +119,12 @@ def test_given_labels_need_a_common_label_set() -> None:
 def test_the_safe_floor_follows_from_the_dp_sgd_it_is_matched_with() -> None:
     matched = {"learning_rate": 0.2, "clip_norm": 10.0, "reference_learning_rate": 4.0, "reference_clip_norm": 0.5}
     assert parse(matched).safe_floor == pytest.approx(1.0)
-    assert parse({"learning_rate": 0.2}).safe_floor == pytest.approx(100.0)  # the same rate, C = 10 against 1
+    assert parse({"learning_rate": 0.2}).safe_floor == pytest.approx(4.0)  # by default a DP-SGD of rate 1 and C = 1
+    own = {"learning_rate": 0.2, "reference_learning_rate": None}
+    assert parse(own).safe_floor == pytest.approx(100.0)  # the same rate, C = 10 against 1
     assert parse({**matched, "reference_learning_rate": 1.0}).safe_floor == pytest.approx(16.0)
     assert parse({**matched, "reference_learning_rate": 1.0, "arm": "pre"}).safe_floor == pytest.approx(4.0)
-    assert parse({**matched, "lambda_safe": 0.3}).clamping_schedule(100).lambda_base == pytest.approx(0.003)
+    assert parse({**matched, "lambda_safe": 0.3}).clamping_schedule(100).lambda_base == pytest.approx(0.09)
     assert parse({**matched, "lambda_base": 0.5}).clamping_schedule(100).lambda_base == 0.5
     assert parse({**matched, "decay_fraction": 0.25}).clamping_schedule(100).decay_steps == 25
 
@@ -162,7 +164,7 @@ def test_diagnostics_are_the_numbers_of_the_paper() -> None:
     assert numbers["lambda_t"] == 0.02
     assert numbers["clamped_fraction"] == pytest.approx(float((values < 0.02).double().mean()))
     assert numbers["d_eff"] == pytest.approx(float((values / clamped).sum()))
-    assert numbers["step_ratio"] == pytest.approx(100.0 * float((1 / clamped).mean()))
+    assert numbers["step_ratio"] == pytest.approx((0.5 * 10.0) ** 2 * float((1 / clamped).mean()))
     assert 0.0 <= numbers["public_clip_fraction"] <= 1.0
     assert numbers == found.diagnostics()
 
