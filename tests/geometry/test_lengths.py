@@ -136,6 +136,23 @@ def test_a_stiff_example_does_not_leave_the_ball(share: float, clip_norm: float)
         assert 0.9 * clip_norm < length <= clip_norm
 
 
+def test_sums_of_neighbours_on_a_coarse_grid_are_within_c() -> None:
+    """Both sums are rounded to the noise's grid, which moves them apart; what is given up of C covers that."""
+    part = layer(32, 144, bias=True, decay=1.0, dtype=torch.float32)
+    geometry = Whitening(curvature=Curvature(blocks=(part,)), floor=float(part.eigenvalues.quantile(0.5)))
+    generator = torch.Generator().manual_seed(0)
+    spacing = 2.0**-11  # in the units of C = 1: sqrt(4,640) of them are 0.033
+    for _ in range(20):
+        rows = 100 * torch.randn(3, 32, 145, generator=generator)
+        found = []
+        for count in (2, 3):
+            total = ClippedSum(geometry=geometry, clip_norm=1.0, spacing=spacing)
+            total.add([rows[:count, :, :144], rows[:count, :, 144]])
+            assert total._grid is not None
+            found.append(torch.cat(total.coordinates()))
+        assert 0.9 < float((found[1] - found[0]).norm()) <= 1.0
+
+
 def test_the_sum_is_the_sum_of_the_clipped_coordinates() -> None:
     model = small_net()
     curvature = curvature_of(model)

@@ -61,6 +61,39 @@ def test_frozen_coordinates_stay_bit_identical(tmp_path: Path, name: str, change
                     assert active.numel() == 0 or not torch.equal(parameter.detach().flatten()[active], before[active])
 
 
+def test_active_weights_move_by_what_was_released_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "learning_rate": 0.5}
+    spec = digits_spec(tmp_path, "tp_topk", {**FAST, **plain})
+    spec.directory.mkdir(parents=True)
+    released: list[list[torch.Tensor]] = []
+    original = run.private_gradient
+
+    def recorded(*arguments: Any, **keywords: Any) -> list[torch.Tensor]:
+        found = original(*arguments, **keywords)
+        released.append([part.clone() for part in found])
+        return found
+
+    monkeypatch.setattr(run, "private_gradient", recorded)
+    compared = 0
+    with run.LedgerWriter(spec.ledger_file, spec.plan) as ledger:
+        state = run._Run(spec, ledger)
+        for phase, step in list(state._steps_left()):
+            expected = [parameter.detach().clone().flatten() for parameter in state.parameters]
+            state._advance(phase, step)
+            if phase.name != "sparse":
+                continue
+            assert state.geometry is not None and state.geometry.support is not None
+            for after, wanted, active, part in zip(
+                state.parameters, expected, state.geometry.support, released[-1], strict=True
+            ):
+                wanted[active] -= 0.5 * part
+                torch.testing.assert_close(after.detach().flatten(), wanted, rtol=0, atol=1e-6)
+                compared += active.numel()
+    assert compared > 0
+
+
 def test_scores_have_the_mean_and_the_variance_of_lemma_5_2() -> None:
     """E[a_p] = G_p², Var(a_p) = (4 G_p² nu² + 2 nu⁴)/T1, by Monte Carlo over coordinates of one signal."""
     config = {"epochs": 20, "batch_size": 100, "warmup_fraction": 0.5}

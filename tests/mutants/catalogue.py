@@ -27,6 +27,7 @@ class Mutant:
 
 _STEP = "training/test_step.py"
 _BOUND = "geometry/test_bound.py"
+_LENGTHS = "geometry/test_lengths.py"
 _NOISE = "privacy/test_noise.py"
 _STREAM = "privacy/test_stream.py"
 _LEDGER = "privacy/test_ledger.py"
@@ -90,15 +91,36 @@ MUTANTS = (
     Mutant(
         name="an example that is not finite counts",
         file="training/step.py",
-        old="if not bool(finite.all()):",
-        new="if False and not bool(finite.all()):",
+        old="if not bool(finite.all()):  # such an example contributes zero",
+        new="if False and not bool(finite.all()):  # such an example contributes zero",
         tests=(_STEP,),
+    ),
+    Mutant(
+        name="an example that is not finite counts in a measured sum",
+        file="training/step.py",
+        old="if not bool(finite.all()):  # 0 · inf",
+        new="if False and not bool(finite.all()):  # 0 · inf",
+        tests=(_LENGTHS,),
+    ),
+    Mutant(
+        name="a measured sum clipped to twice the norm",
+        file="training/step.py",
+        old="within = self.clip_norm * (1 - self._grid.margin)",
+        new="within = self.clip_norm * 2",
+        tests=(_LENGTHS, _BOUND),
+    ),
+    Mutant(
+        name="a measured sum leaves no room for its rounding",
+        file="training/step.py",
+        old="within = self.clip_norm * (1 - self._grid.margin)",
+        new="within = self.clip_norm",
+        tests=(_LENGTHS, _BOUND),
     ),
     Mutant(
         name="clipped vectors rounded away from zero",
         file="training/step.py",
-        old="(columns * scales).to(torch.int32)",
-        new="(columns * scales + (columns * scales).sign()).to(torch.int32)",
+        old="(columns * scales).to(kind)",
+        new="(columns * scales + (columns * scales).sign()).to(kind)",
         tests=(_STEP,),
     ),
     Mutant(
