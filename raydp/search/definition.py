@@ -20,6 +20,7 @@ from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
 from raydp.privacy.selection import Composition, RandomStopping, Selection, Subsample
+from raydp.search import holdout
 from raydp.search.dimensions import describe
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
@@ -94,6 +95,10 @@ class Search:
         public_limit: how many public examples a run draws at random.
         reports: evaluations (and checkpoints) of a run.
         micro_batch: examples whose gradients are held at once. Speed and memory only.
+        holdout_budget: what each run may release of a private hold-out, whose people are others than those who are
+            trained on; it is composed over all runs, beside ``budget``. The metric is then released through noise at
+            each of the ``reports``, and nothing else is measured. None measures without noise, and labels the metrics
+            of a private hold-out as not private.
         resources: what a trial occupies.
         warm_start: configs that are proposed first.
         small, paper: overrides for ``--scale small`` and ``--scale paper``.
@@ -128,6 +133,7 @@ class Search:
     micro_batch: int = 1024
     resources: Resources = Resources()
     warm_start: tuple[Mapping[str, Scalar], ...] = ()
+    holdout_budget: Budget | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,6 +144,10 @@ class Search:
                 raise InvalidValue(
                     name, getattr(self, name), f"must be a raydp.{kind.__name__}", f"Write raydp.{kind.__name__}(…)."
                 )
+        if self.holdout_budget is not None and not isinstance(self.holdout_budget, Budget):
+            raise InvalidValue(
+                "holdout_budget", self.holdout_budget, "must be a raydp.Budget or None", "Write raydp.Budget(…)."
+            )
         if not isinstance(self.fixed, Mapping):
             raise InvalidValue("fixed", self.fixed, "must be a dictionary of hyperparameters", "Write fixed={…}.")
         if isinstance(self.warm_start, Mapping):
@@ -175,6 +185,7 @@ class Search:
         check_sampler(space=self.point_space, sampler=self.sampler, warm_start=self.warm_start)
         if isinstance(self.selection, RandomStopping):
             self._check_random_stopping()
+        holdout.check_definition(self)
         if isinstance(self.selection, Subsample):
             raise InvalidValue(
                 "selection",
@@ -389,6 +400,10 @@ class Search:
             cache=PlanCache(),
         )
 
+    def holdout_plan_for(self, plan: Plan) -> Plan | None:
+        """The certified plan of what a run under ``plan`` releases of a private hold-out; None without a budget."""
+        return holdout.plan_for(self, plan)
+
     def model_name(self) -> str:
         """The model (a name, or the absolute path of its file), or the default for the data's image size."""
         from raydp import data, models
@@ -413,6 +428,8 @@ class Search:
         changes: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {"budget": {}, "resources": {}}
         parts = {"budget": self.budget, "resources": self.resources}
+        if self.holdout_budget is not None:
+            nested["holdout_budget"], parts["holdout_budget"] = {}, self.holdout_budget
         own = {name: kind for name, kind in get_type_hints(Search).items() if _is_plain(kind)}
         own["space"] = own["fixed"] = own["selection"] = object
         hyperparameters: dict[str, Any] = {}
@@ -491,7 +508,7 @@ class Search:
         record = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
-            if item.name not in ("budget", "space", "resources", "small", "paper", "selection")
+            if item.name not in ("budget", "space", "resources", "small", "paper", "selection", "holdout_budget")
         }
         record["selection"] = self.rule.to_json()
         record["data"], record["public"] = self.data_source, self.public_source
@@ -501,6 +518,8 @@ class Search:
         record["warm_start"] = [dict(config) for config in self.warm_start]
         record["metric"], record["mode"] = list(self.metrics), list(self.modes)
         record["budget"] = self.budget.to_json()
+        if self.holdout_budget is not None:  # left out otherwise, as in run directories of earlier versions
+            record["holdout_budget"] = self.holdout_budget.to_json()
         record["resources"] = dataclasses.asdict(self.resources)
         record["space"] = self.point_space.to_json()
         return record
@@ -526,6 +545,8 @@ class Search:
         values["metric"] = tuple(values["metric"]) if len(values["metric"]) > 1 else values["metric"][0]
         values["mode"] = tuple(values["mode"]) if len(values["mode"]) > 1 else values["mode"][0]
         values["budget"] = Budget.from_json(values["budget"])
+        if "holdout_budget" in values:
+            values["holdout_budget"] = Budget.from_json(values["holdout_budget"])
         values["resources"] = Resources(**values["resources"])
         if "selection" in values:  # run directories of earlier versions have none: they composed
             values["selection"] = selections.from_json(values["selection"])

@@ -39,7 +39,8 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         The documented JSON form: ``budget`` (``epsilon``, ``delta``, ``adjacency``), ``plans`` (each with ``point``,
         ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan; where all noise is Gaussian on
         all data, ``epsilon_by_adjacency``: what the same noise spends seen by either adjacency),
-        ``resources``, ``cost`` and ``selection`` (:func:`raydp.search.selection_preview.describe`).
+        ``resources``, ``cost``, ``holdout`` (None, or what is released of a private hold-out, and at what cost)
+        and ``selection`` (:func:`raydp.search.selection_preview.describe`).
     """
     check(search)
     space = search.point_space
@@ -74,7 +75,9 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
             )
         plans.append(planned)
     resources, cost, selected = _resources(search), {}, {}
+    held = None
     if solved:
+        held = _holdout(search, solved[0][1])
         selected = selection_preview.describe(search, solved[0][1])
         cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])
     return {
@@ -83,6 +86,32 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         "resources": resources,
         "cost": cost,
         "selection": selected,
+        "holdout": held,
+    }
+
+
+def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
+    """What is released of a private hold-out through noise, and at what cost to its people."""
+    held = search.holdout_plan_for(plan)
+    if held is None:
+        return None
+    (phase,), runs = held.phases, search.trials * search.seeds
+    whole = accountants.epsilon(
+        [Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=1.0, steps=phase.steps * runs)],
+        delta=held.budget.delta,
+        adjacency=held.budget.adjacency,
+        accountant=held.accountant,
+    )
+    return {
+        "metric": search.metrics[0],
+        "examples": phase.spec.population,
+        "reports_a_run": phase.steps,
+        "sigma": phase.noise_multiplier,
+        f"standard_deviation_of_{search.metrics[0]}": phase.noise_std / phase.spec.population,
+        "epsilon_of_a_run": held.epsilon.upper,
+        "delta": held.budget.delta,
+        "runs": runs,
+        "epsilon_of_the_search_if_all_runs_finish": whole.upper,
     }
 
 

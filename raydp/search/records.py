@@ -6,12 +6,13 @@ The journal is a list of events (see :mod:`raydp.search.run_directory`); :func:`
 ===========  ==========================================================================================
 event        fields
 ===========  ==========================================================================================
-proposed     ``key number config plan`` (``plan``: digest of trials/<key>/plan.json, or null)
+proposed     ``key number config plan holdout_plan`` (``plan``, ``holdout_plan``: digests of
+             trials/<key>/plan.json and holdout-plan.json, or null)
 infeasible   ``key number config reason``
 started      ``key attempt``
-finished     ``key state reason metrics seconds epsilon measured_on heads`` (``metrics``: name -> one value a
-             seed; ``epsilon``: accountant -> interval of the costliest run, from its ledger; ``heads``: seed ->
-             chain digest of the last line of its ledger)
+finished     ``key state reason metrics seconds epsilon measured_on heads holdout_heads`` (``metrics``: name ->
+             one value a seed; ``epsilon``: accountant -> interval of the costliest run, from its ledger;
+             ``heads``: seed -> chain digest of the last line of its ledger, ``holdout_heads``: of its hold-out's)
 ===========  ==========================================================================================
 
 Events of other names belong to whoever wrote them and are skipped, so that the journal can hold more.
@@ -59,6 +60,8 @@ class TrialRecord:
         measured_on: what the metrics were measured on.
         heads: seed, as text, -> chain digest of the last line of its ledger when the trial was finished; None for a
             damaged ledger.
+        holdout_plan: digest of the plan under which a private hold-out is measured; None where it is not.
+        holdout_heads: as ``heads``, of the ledgers of the hold-out.
 
     Raises:
         InvalidValue, UnknownName: a field breaks its rule.
@@ -76,6 +79,8 @@ class TrialRecord:
     epsilon: Mapping[str, Interval] = field(default_factory=dict)
     measured_on: str = NOT_STATED
     heads: Mapping[str, str | None] = field(default_factory=dict)
+    holdout_plan: str | None = None
+    holdout_heads: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _validate.name("key", self.key)
@@ -87,6 +92,7 @@ class TrialRecord:
         object.__setattr__(self, "config", dict(self.config))
         object.__setattr__(self, "epsilon", dict(self.epsilon))
         object.__setattr__(self, "heads", dict(self.heads))
+        object.__setattr__(self, "holdout_heads", dict(self.holdout_heads))
 
     def __repr__(self) -> str:
         """One line, without the plan and the accountants' bounds, which are attributes."""
@@ -176,7 +182,14 @@ def _apply(
     if kind == "proposed":
         key, digest = event["key"], event.get("plan")
         plan = plan_of(key, digest) if digest else None
-        records[key] = TrialRecord(key=key, number=event["number"], state="proposed", config=event["config"], plan=plan)
+        records[key] = TrialRecord(
+            key=key,
+            number=event["number"],
+            state="proposed",
+            config=event["config"],
+            plan=plan,
+            holdout_plan=event.get("holdout_plan"),
+        )
     elif kind == "infeasible":
         key = event["key"]
         records[key] = TrialRecord(
@@ -194,6 +207,7 @@ def _apply(
             metrics={},
             seconds=None,
             heads={},
+            holdout_heads={},
         )
     elif kind == "finished":
         record = records[event["key"]]
@@ -209,4 +223,5 @@ def _apply(
             epsilon=intervals,
             measured_on=event.get("measured_on") or record.measured_on,
             heads=event.get("heads") or {},
+            holdout_heads=event.get("holdout_heads") or {},
         )

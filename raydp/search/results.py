@@ -66,6 +66,7 @@ class Result:
             where the data are not a family.
         runs: how many runs executed at least one step.
         trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
+        holdout_mechanisms: all releases of a private hold-out, merged; the source of :attr:`epsilon_holdout`.
     """
 
     directory: Path
@@ -74,6 +75,7 @@ class Result:
     compositions: tuple[Composition, ...] = field(default=((),), repr=False)
     runs: int = 0
     trial_budget: Budget | None = None
+    holdout_mechanisms: tuple[Mechanism, ...] = field(default=(), repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
@@ -92,6 +94,7 @@ class Result:
             compositions=compositions,
             runs=runs,
             trial_budget=trial_budget(opened),
+            holdout_mechanisms=executed_mechanisms(opened, "holdout-ledger", "holdout-plan.json")[0][0],
         )
 
     @property
@@ -213,6 +216,21 @@ class Result:
         """Whether the runs of a trial took different private sets, of different people."""
         return is_family(self.search)
 
+    @cached_property
+    def epsilon_holdout(self) -> Interval | None:
+        """Bounds of epsilon of all metrics that were released of a private hold-out, for one of *its* people.
+
+        The composition over all runs of all trials, at the delta of the search's ``holdout_budget``, by the analytic
+        Gaussian mechanism. It stands beside :attr:`epsilon_search` and is not added to it: nobody is in both parts.
+        None where the search has no such budget.
+        """
+        if self.search.get("holdout_budget") is None:
+            return None
+        budget = Budget.from_json(self.search["holdout_budget"])
+        return accountants.epsilon(
+            self.holdout_mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant="pld"
+        )
+
     def to_pandas(self) -> pd.DataFrame:
         """One row a trial; the columns of trials.parquet (see the module)."""
         import pandas as pd
@@ -300,6 +318,7 @@ class Result:
             "epsilon_trial": trial.to_json() if trial else None,
             "epsilon_search": self.epsilon_search.to_json(),
             "epsilon_released": self.epsilon_released.to_json(),
+            "epsilon_holdout": self.epsilon_holdout.to_json() if self.epsilon_holdout else None,
             "selection": self.selection.to_json(),
             "family": self.family,
             "runs": self.runs,
@@ -361,8 +380,19 @@ class Result:
         return [*lines, INSECURE] if self.insecure else lines
 
     def _measured_on(self) -> list[str]:
-        """What the metrics were measured on, once for all trials: it is one hold-out set."""
-        return [f"measured on: {trial.measured_on}" for trial in self._candidates()[:1]]
+        """What the metrics were measured on, once for all trials: it is one hold-out set; and what that cost it."""
+        lines = [f"measured on: {trial.measured_on}" for trial in self._candidates()[:1]]
+        return lines if self.epsilon_holdout is None else [*lines, self.holdout_line()]
+
+    def holdout_line(self) -> str:
+        """What the metrics cost the people of a private hold-out with a budget, in words; empty where it has none."""
+        if self.epsilon_holdout is None:
+            return ""
+        delta = Budget.from_json(self.search["holdout_budget"]).delta
+        return (
+            f"epsilon of the hold-out: {_epsilon(self.epsilon_holdout)} (delta {delta:g}; for its own people, who are "
+            "others than the training's; through noise, by composition over all trials)"
+        )
 
     def _epsilon_lines(self) -> tuple[str, str]:
         budget, trial = self.budget, self.epsilon_trial

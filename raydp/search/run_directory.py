@@ -312,11 +312,11 @@ class RunDirectory:
             found.append((event, head))
         return found
 
-    def heads(self, key: str) -> dict[str, str | None]:
-        """Seed (as text) -> head of the ledger of that run of the trial; None for a damaged ledger."""
+    def heads(self, key: str, file: str = "ledger.jsonl") -> dict[str, str | None]:
+        """Seed (as text) -> head of the ledger in that file of that run of the trial; None for a damaged ledger."""
         found: dict[str, str | None] = {}
         for seed, path in self.runs(key):
-            ledger = path / "ledger.jsonl"
+            ledger = path / file
             if ledger.exists():
                 try:
                     found[str(seed)] = Ledger.read(ledger).head
@@ -332,9 +332,9 @@ class RunDirectory:
         """
         return fold(self.events(), self._plan_of)
 
-    def plan(self, key: str) -> Plan | None:
-        """The plan in trials/<key>/plan.json, or None if there is no such file. Raises CorruptFile."""
-        path = self.trial_directory(key) / "plan.json"
+    def plan(self, key: str, file: str = "plan.json") -> Plan | None:
+        """The plan in a file of trials/<key>, or None if there is no such file. Raises CorruptFile."""
+        path = self.trial_directory(key) / file
         try:
             return Plan.from_json(_validate.json_object(path.read_text(encoding="utf-8")))
         except FileNotFoundError:

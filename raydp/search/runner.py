@@ -22,7 +22,7 @@ from torch import nn
 from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
-from raydp.search import statement
+from raydp.search import holdout, statement
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
@@ -111,6 +111,7 @@ def check(search: Search) -> None:
     )
     models.validate_model(model)
     _check_task(search, dataset, model)
+    holdout.check_data(search, dataset)
     if isinstance(search.rule, RandomStopping) and dataset.holdout_visibility != "public benchmark":
         raise InvalidValue(
             "data",
@@ -316,6 +317,8 @@ def _numbers(result: Result) -> dict[str, Any]:
     numbers: dict[str, Any] = {"epsilon_search": result.epsilon_search.upper, "trials": len(result.trials)}
     numbers["epsilon_released"] = result.epsilon_released.upper
     numbers["selection"] = result.selection.rule
+    if result.epsilon_holdout is not None:
+        numbers["epsilon_holdout"] = result.epsilon_holdout.upper
     if best is not None:
         numbers["best_trial"] = best.key
         for metric in result.search["metric"]:

@@ -18,6 +18,7 @@ from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Interval
+from raydp.search import holdout
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.records import TrialRecord, key_of
@@ -161,6 +162,7 @@ class Session:
             self._sampling.fail(number, reason)
         measured_on = self._measured_on()
         epsilon, heads = self._epsilon(key), self.directory.heads(key)
+        holdout_heads = self.directory.heads(key, holdout.LEDGER)
         self.directory.append(
             {
                 "event": "finished",
@@ -172,6 +174,7 @@ class Session:
                 "epsilon": {name: interval.to_json() for name, interval in epsilon.items()},
                 "measured_on": measured_on,
                 "heads": heads,
+                **({"holdout_heads": holdout_heads} if self._records[key].holdout_plan else {}),
             }
         )
         self._records[key] = replace(
@@ -183,6 +186,7 @@ class Session:
             epsilon=epsilon,
             measured_on=measured_on,
             heads=heads,
+            holdout_heads=holdout_heads,
         )
         self._spend(key)
         self._finished_here += 1
@@ -224,6 +228,7 @@ class Session:
         key = key_of(number)
         try:
             plan = self.search.plan_for(config, None if self.terms is None else self.terms.budget)
+            held = self.search.holdout_plan_for(plan)
         except (Infeasible, InvalidValue) as error:
             self._sampling.infeasible(number, str(error))
             self.directory.append(
@@ -235,10 +240,19 @@ class Session:
             relative = self.directory.trial_directory(key).relative_to(self.directory.path)
             self.directory.write_json(relative / "config.json", {**self.search.fixed, **config})
             self.directory.write_json(relative / "plan.json", plan.to_json())
-            self.directory.append(
-                {"event": "proposed", "key": key, "number": number, "config": dict(config), "plan": plan.digest}
+            event = {"event": "proposed", "key": key, "number": number, "config": dict(config), "plan": plan.digest}
+            if held is not None:
+                self.directory.write_json(relative / holdout.PLAN, held.to_json())
+                event["holdout_plan"] = held.digest
+            self.directory.append(event)
+            record = TrialRecord(
+                key=key,
+                number=number,
+                state="proposed",
+                config=config,
+                plan=plan,
+                holdout_plan=None if held is None else held.digest,
             )
-            record = TrialRecord(key=key, number=number, state="proposed", config=config, plan=plan)
             self._display.proposed(record)
         self._records[key] = record
         self._tracker.trial_proposed(record)
@@ -266,6 +280,8 @@ class Session:
             micro_batch=search.micro_batch,
             threads=resources.cpus_per_trial,
             device="cuda" if resources.gpus_per_trial else "cpu",
+            holdout_plan=record.holdout_plan,
+            metric=None if record.holdout_plan is None else search.metrics[0],
         )
 
     def _prepare_pairing(self) -> None:
@@ -315,8 +331,7 @@ class Session:
     def _measured_on(self) -> str:
         from raydp import data
 
-        dataset = data.load(self.search.data, limit=self.search.data_limit)
-        return f"{dataset.name} ({dataset.holdout_visibility}, {len(dataset.holdout)} examples)"
+        return holdout.label(self.search, data.load(self.search.data, limit=self.search.data_limit))
 
     def _show_total(self) -> None:
         states = [record.state for record in self._records.values()]

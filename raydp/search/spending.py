@@ -52,12 +52,16 @@ class ExecutedRun:
     problem: str | None = None
 
 
-def executed_runs(directory: RunDirectory) -> list[ExecutedRun]:
-    """Every ledger in the run directory, whether or not the journal knows its trial, in the order of keys and seeds."""
+def executed_runs(directory: RunDirectory, ledger: str = "ledger") -> list[ExecutedRun]:
+    """Every ledger in the run directory, whether or not the journal knows its trial, in the order of keys and seeds.
+
+    Args:
+        ledger: how the files' names begin; ``holdout-ledger`` for those of a private hold-out.
+    """
     runs = []
     for key in directory.trial_keys():
         for seed, run in directory.runs(key):
-            for path in sorted(run.glob("ledger*.jsonl")):
+            for path in sorted(run.glob(f"{ledger}*.jsonl")):
                 try:
                     runs.append(ExecutedRun(key=key, seed=seed, path=path, ledger=Ledger.read(path)))
                 except CorruptFile as error:
@@ -65,7 +69,9 @@ def executed_runs(directory: RunDirectory) -> list[ExecutedRun]:
     return runs
 
 
-def executed_mechanisms(directory: RunDirectory) -> tuple[tuple[Composition, ...], int]:
+def executed_mechanisms(
+    directory: RunDirectory, ledger: str = "ledger", plan_file: str = "plan.json"
+) -> tuple[tuple[Composition, ...], int]:
     """(what each member's people went through, see :func:`compositions`; runs that executed at least one step).
 
     A damaged ledger counts as its whole plan, with a warning: what ran under it is unknown, and was at most that.
@@ -74,11 +80,11 @@ def executed_mechanisms(directory: RunDirectory) -> tuple[tuple[Composition, ...
         CorruptFile: a ledger is damaged and there is no readable plan beside it.
     """
     runs: list[tuple[int, Composition]] = []
-    for run in executed_runs(directory):
+    for run in executed_runs(directory, ledger):
         if run.ledger is None:
-            plan = directory.plan(run.key)
+            plan = directory.plan(run.key, plan_file)
             if plan is None:
-                raise CorruptFile(f"{run.problem} There is no plan.json for {run.key} to bound it by.")
+                raise CorruptFile(f"{run.problem} There is no {plan_file} for {run.key} to bound it by.")
             warnings.warn(f"{run.problem} The whole plan of {run.key} is counted as spent.", stacklevel=2)
             spent = plan.mechanisms
         else:

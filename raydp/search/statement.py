@@ -23,6 +23,7 @@ from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE
 from raydp.privacy.plan import Interval, Plan
 from raydp.privacy.selection_budget import released
 from raydp.search.display import upward
+from raydp.search.holdout import LEDGER, NOISED, PLAN
 from raydp.search.records import NOT_STATED, TrialRecord
 from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
@@ -55,6 +56,14 @@ _ACCOUNTANTS = {
     "rdp": "Renyi moments (Opacus; Mironov, Talwar & Zhang 2019), upper bound",
 }
 
+_HOLDOUT = (
+    "The metric is measured on private examples of other people than the training's, who have a budget of their own "
+    "(parallel composition). Each report adds normal noise of standard deviation sigma times the most that one example "
+    "contributes to the sum over all of them (q = 1); what it contributes follows from it and the released weights, up "
+    "to the rounding of float32. The unit of privacy is one example of the hold-out; under replace_one it is "
+    "exchanged for another one of the hold-out."
+)
+
 _Intervals = dict[str, dict[str, Any]]
 
 
@@ -80,6 +89,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
     insecure = definition.get("insecure_seed") is not None
     populations = {phase.spec.population for r in records.values() if r.plan for phase in r.plan.phases}
     metrics = _metrics(definition, records)
+    held = _holdout(opened)
     return {
         "statement": VERSION,
         "search": {
@@ -117,6 +127,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
             "released": _released(rule, solved, budget, whole),
         },
         "metrics": metrics,
+        "holdout": held,
         "trials": trials,
         "everything": {
             "meaning": _EVERYTHING + (_FAMILY if family else ""),
@@ -185,7 +196,8 @@ def text(statement: Mapping[str, Any]) -> str:
         f"Selection: {rule['rule']}. {rule['theorem']}",
         _released_line(rule),
         f"Metrics: {', '.join(metrics['names'])}, measured on {'; '.join(metrics['measured_on']) or NOT_STATED}. "
-        + ("They cost no privacy." if metrics["covered"] else "They are NOT private: no budget covers them."),
+        + _cost_of_metrics(statement),
+        *_holdout_lines(statement["holdout"]),
         "",
         "What ran (epsilon is an upper bound at the budget's delta):",
         *(line for trial in statement["trials"] for line in _trial_lines(trial)),
@@ -323,12 +335,60 @@ def _interval(mechanisms: tuple[Mechanism, ...], budget: Budget, accountant: str
 
 def _metrics(definition: Mapping[str, Any], records: Mapping[str, TrialRecord]) -> dict[str, Any]:
     measured_on = sorted({record.measured_on for record in records.values() if record.measured_on != NOT_STATED})
-    names = definition.get("metric", ["accuracy"])
     return {
-        "names": [names] if isinstance(names, str) else list(names),
+        "names": _names(definition),
         "measured_on": measured_on,
-        "covered": bool(measured_on) and all("public benchmark" in place for place in measured_on),
+        "covered": bool(measured_on) and all("public benchmark" in place or NOISED in place for place in measured_on),
     }
+
+
+def _names(definition: Mapping[str, Any]) -> list[str]:
+    names = definition.get("metric", ["accuracy"])
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
+    """What was released of a private hold-out through noise; None where the search has no budget for it."""
+    definition = opened.definition
+    if definition.get("holdout_budget") is None:
+        return None
+    budget = Budget.from_json(definition["holdout_budget"])
+    runs: list[dict[str, Any]] = []
+    spent: list[Mechanism] = []
+    populations: set[int] = set()
+    for run in executed_runs(opened, LEDGER.removesuffix(".jsonl")):
+        plan = opened.plan(run.key, PLAN)
+        populations |= {phase.spec.population for phase in plan.phases} if plan else set()
+        mechanisms = _composed(run, plan)
+        spent += mechanisms
+        runs.append({"key": run.key, **_run(run, mechanisms, plan, budget)})
+    return {
+        "meaning": _HOLDOUT,
+        "metric": _names(definition)[0],
+        "population": max(populations, default=None),
+        "budget": budget.to_json(),
+        "runs": runs,
+        "mechanisms": [_mechanism(mechanism) for mechanism in merged(spent)],
+        "epsilon": _epsilon(merged(spent), budget),
+    }
+
+
+def _holdout_lines(held: Mapping[str, Any] | None) -> list[str]:
+    if held is None:
+        return []
+    budget = held["budget"]
+    composed = "; ".join(f"sigma = {m['noise_multiplier']:.6g}, T = {m['steps']}" for m in held["mechanisms"])
+    return [
+        f"Private hold-out: {held['meaning']} N = {held['population'] or 'not known yet'}. Budget of each run: epsilon "
+        f"= {budget['epsilon']:g} at delta = {budget['delta']:g}. All {len(held['runs'])} runs composed ({composed}): "
+        f"{_listed(held['epsilon'])}."
+    ]
+
+
+def _cost_of_metrics(statement: Mapping[str, Any]) -> str:
+    if not statement["metrics"]["covered"]:
+        return "They are NOT private: no budget covers them."
+    return "They cost no privacy." if statement["holdout"] is None else "They carry noise, and cost what follows."
 
 
 def _not_covered(
@@ -353,6 +413,11 @@ def _not_covered(
         found["metrics on a private hold-out"] = (
             "Every reported metric is computed from hold-out examples and labels without noise, and steers which trial "
             "is taken. The hold-out is as private as the rest and is not protected."
+        )
+    if definition.get("holdout_budget") is not None:
+        found["people in both parts"] = (
+            "Training and hold-out are taken to be different people, so that each pays for one part. They are checked "
+            "to share no example, and nothing else is checked: whoever has examples in both pays in both."
         )
     if definition.get("public") is not None:
         found["public data"] = (

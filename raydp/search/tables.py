@@ -88,8 +88,8 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
         if seen := plan.get("epsilon_by_adjacency"):
             both = ", ".join(f"{value:.6g} for {adjacency}" for adjacency, value in seen.items())
             console.print(Text(f"  the same noise spends epsilon = {both}"))
-    for part in ("resources", "cost", "selection"):
-        for key, value in preview.get(part, {}).items():
+    for part in ("resources", "cost", "selection", "holdout"):
+        for key, value in (preview.get(part) or {}).items():
             console.print(Text(f"{part} | {key.replace('_', ' ')}: {_short(value)}"))
 
 
@@ -116,6 +116,15 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
             console.print(Text(f"{trial['key']}{seed}: {trial['problem']}", style="red"), soft_wrap=True)
     for problem in report.get("problems", ()):
         console.print(Text(f"search: {problem}", style="red"), soft_wrap=True)
+    if held := report.get("holdout"):
+        for run in held["runs"]:
+            if not run["ok"]:
+                console.print(
+                    Text(f"hold-out of {run['key']} seed {run['seed']}: {run['problem']}", style="red"), soft_wrap=True
+                )
+        if held["budget"] is not None:
+            listed = ", ".join(f"{name} {_upper(held['epsilon'], name)}" for name in sorted(held["epsilon"]))
+            console.print(Text(f"private hold-out, {len(held['runs'])} runs composed: {listed}"))
     whole = report["search"]["epsilon"]
     listed = ", ".join(f"{name} {_upper(whole, name)}" for name in sorted(whole))
     console.print(

@@ -11,7 +11,8 @@ tags                ``raydp.trial_key raydp.state raydp.reason raydp.attempts ra
 metrics over steps  ``seed-<i>/<name>``, from trials/<key>/seed-<i>/metrics.jsonl
 metrics at the end  ``<name>`` (mean over seeds), ``<name>_std``, ``epsilon.<accountant>`` (upper bound),
                     ``epsilon.<accountant>.lower``, ``seconds``, ``diverged`` (1; NaN and infinities are never logged)
-artifacts           config.json, plan.json, seed-<i>/ledger.jsonl and nothing else: no key can slip in; of the parent
+artifacts           config.json, plan.json, seed-<i>/ledger.jsonl, the same two of a private hold-out that is measured
+                    through noise, and nothing else: no key can slip in; of the parent
                     run: statement.json, statement.txt, report.html
 status              proposed SCHEDULED · running RUNNING · complete FINISHED · failed, diverged, infeasible FAILED ·
                     stopped, or unfinished when the search ends, KILLED
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
+from raydp.search import holdout
 from raydp.search.records import TrialRecord, finite
 from raydp.search.run_directory import RunDirectory
 
@@ -406,11 +408,10 @@ class Tracker:
     def _files(self, record: TrialRecord) -> dict[str, Path]:
         """The artifacts of a trial, by name: never a directory, in which a checkpoint or a key could lie."""
         root = self._directory.trial_directory(record.key)
-        files = {name: root / name for name in ("config.json", "plan.json")}
+        files = {name: root / name for name in ("config.json", "plan.json", holdout.PLAN)}
         if record.finished:  # a ledger in progress would be uploaded again with every line
-            files.update(
-                {f"seed-{i}/ledger.jsonl": run / "ledger.jsonl" for i, run in self._directory.runs(record.key)}
-            )
+            for i, run in self._directory.runs(record.key):
+                files.update({f"seed-{i}/{name}": run / name for name in ("ledger.jsonl", holdout.LEDGER)})
         return {name: path for name, path in files.items() if path.is_file()}
 
     def _parent_content(self) -> _Content:

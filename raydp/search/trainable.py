@@ -14,11 +14,15 @@ import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
 from raydp.errors import Diverged, RaydpError
+
+if TYPE_CHECKING:
+    from raydp.privacy.plan import Plan
+    from raydp.search.run_directory import RunDirectory
 
 #: State of an outcome that is no end: the storage failed, so the trial goes on from its checkpoint when it works again.
 INTERRUPTED = "interrupted"
@@ -34,6 +38,8 @@ class Assignment:
         plan: digest of the plan in plan.json, as the journal has it.
         method, config: the method and its hyperparameters.
         seeds: initial seeds, one run each.
+        holdout_plan: digest of the plan in holdout-plan.json; None where the hold-out is measured without noise.
+        metric: the one that is then released.
     """
 
     directory: str
@@ -54,6 +60,8 @@ class Assignment:
     micro_batch: int
     threads: int
     device: str
+    holdout_plan: str | None = None
+    metric: str | None = None
 
 
 def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
@@ -70,14 +78,9 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
     from raydp.training.run import RunSpec, execute
 
     directory = RunDirectory.open(assignment.directory)
-    plan = directory.plan(assignment.key)
-    if plan is None:
-        raise RaydpError(f"trial {assignment.key} in {directory.path} has no plan, and only a plan trains.")
-    if plan.digest != assignment.plan:
-        raise RaydpError(
-            f"plan.json of trial {assignment.key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
-            f"{assignment.plan[:12]}: it was exchanged. Restore it from a copy."
-        )
+    plan = _allowed(directory, assignment.key, "plan.json", assignment.plan)
+    held = assignment.holdout_plan
+    holdout_plan = None if held is None else _allowed(directory, assignment.key, "holdout-plan.json", held)
     # What the accounts go by decides. Run directories of earlier versions do not say.
     family = bool(directory.definition.get("family", data.is_family(assignment.data)))
     results: dict[str, list[float]] = {}
@@ -100,6 +103,8 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             seed=seed,
             pairing_file=directory.secrets / "pairing.key" if assignment.paired else None,
             insecure_seed=assignment.insecure_seed,
+            holdout_plan=holdout_plan,
+            metric=assignment.metric,
             reports=assignment.reports,
             micro_batch=assignment.micro_batch,
             device=assignment.device,
@@ -133,6 +138,19 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
         "metrics": results,
         "seconds": time.monotonic() - begun,
     }
+
+
+def _allowed(directory: RunDirectory, key: str, file: str, digest: str) -> Plan:
+    """The plan in a file of the trial, which must be the one that the journal speaks of."""
+    plan = directory.plan(key, file)
+    if plan is None:
+        raise RaydpError(f"trial {key} in {directory.path} has no {file}, and only a plan runs.")
+    if plan.digest != digest:
+        raise RaydpError(
+            f"{file} of trial {key} in {directory.path} has digest {plan.digest[:12]}, the journal says "
+            f"{digest[:12]}: it was exchanged. Restore it from a copy."
+        )
+    return plan
 
 
 def _keep_traceback(directory: Path) -> None:

@@ -25,6 +25,7 @@ from raydp.search.records import FINISHED, TrialRecord, fold
 from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, read_json_lines, trial_budget
 from raydp.search.spending import ExecutedRun, compositions, executed_runs, is_family, largest
+from raydp.search.verify_holdout import verify_holdout
 
 #: Relative slack above the budget: floating point, not privacy.
 OVER = 1e-12
@@ -55,6 +56,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
                          "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
              "search": {"epsilon": {accountant: interval}, "runs": int,
                         "family": bool},            # the runs of each member composed, the largest of the members
+             "holdout": {…} | null,             # see :func:`raydp.search.verify_holdout.verify_holdout`
              "problems": [str]}                 # what concerns no single run: a damaged or edited journal or
                                                 # definition, a statement of another journal, insecure noise
 
@@ -133,8 +135,11 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     seeds = _validate.integer("seeds", opened.definition.get("seeds", 1), low=1)
     entries += _missing(records, runs, seeds, plan_problems, accountant)
     entries.sort(key=lambda entry: (entry["key"], -1 if entry["seed"] is None else entry["seed"]))
+    held = verify_holdout(opened, records, seeds)
+    if held is not None:
+        problems += held["problems"]
     return {
-        "ok": not problems and all(entry["ok"] for entry in entries),
+        "ok": not problems and all(entry["ok"] for entry in entries) and (held is None or held["ok"]),
         "budget": budget.to_json(),
         "accountant": accountant,
         "plans": [_plan_entry(key, plan, records.get(key)) for key, plan in sorted(plans.items())],
@@ -146,6 +151,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
             "runs": sum(bool(mechanisms) for mechanisms in everything.values()),
             "family": family,
         },
+        "holdout": held,
         "problems": problems,
     }
 

@@ -64,12 +64,15 @@ class Task(ABC):
         name, summary: for people.
         metrics: name -> ``max`` or ``min``, whichever is better; the first is the usual objective.
         classes: whether the classes of the examples are what is predicted.
+        bounds: metric -> b, for those that are a mean over the examples of numbers in [0, b], where an example's
+            number follows from it and the model alone. Only these can be released through noise.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     metrics: ClassVar[Mapping[str, str]]
     classes: ClassVar[bool] = False
+    bounds: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
     def check(self, name: str, *, input_shape: InputShape, num_classes: int | None) -> None:
@@ -118,6 +121,14 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, held_out: HeldOut) -> dict[str, float]:
         """All available metrics; not finite where the model's outputs are not. The model is left as it was."""
+
+    def contributions(self, metric: str, model: nn.Module, held_out: HeldOut) -> Tensor:
+        """What each example contributes to a metric of :attr:`bounds`: (N,), each in [0, b]. Nothing is averaged.
+
+        Raises:
+            InvalidValue: the metric has no bound.
+        """
+        raise InvalidValue("metric", metric, f"has no bound in the task {self.name!r}", "Choose another metric.")
 
     def keep(self, model: nn.Module, held_out: HeldOut, directory: Path) -> None:
         """Leave what shows a finished model at work in the directory of its run; functions of its weights alone."""

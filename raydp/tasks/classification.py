@@ -30,6 +30,7 @@ class Classification(Task):
         "auroc": "max",
         "loss": "min",
     }
+    bounds: ClassVar[Mapping[str, float]] = {"accuracy": 1.0}
 
     def check(self, name: str, *, input_shape: InputShape, num_classes: int | None) -> None:
         if num_classes is None:
@@ -56,3 +57,11 @@ class Classification(Task):
             "loss": lambda: F.cross_entropy(logits, labels),
         }
         return {name: float(measure[name]()) for name in self.metrics}
+
+    def contributions(self, metric: str, model: nn.Module, held_out: HeldOut) -> Tensor:
+        """1 for an example whose class is predicted, else 0; also 0 where a logit is not finite."""
+        if metric not in self.bounds:
+            return super().contributions(metric, model, held_out)
+        logits = outputs_of(model, held_out)
+        right = (logits.argmax(dim=1) == held_out.targets) & torch.isfinite(logits).all(dim=1)
+        return right.to(torch.float32)

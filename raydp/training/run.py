@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from raydp.privacy.plan import Plan
 from raydp.tasks import HeldOut, Task, task
 from raydp.training import checkpoint, replay
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
+from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
 
@@ -55,6 +56,9 @@ class RunSpec:
         public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
         model: a model's name, or the file of a denoiser.
         seed: initial weights and public randomness. Never the noise.
+        holdout_plan: the certified plan under which a private hold-out is measured through noise; None measures
+            without noise, and then the metrics are public or labelled non-private.
+        metric: what is released of a private hold-out; has a meaning with ``holdout_plan`` only.
         reports: how often the run evaluates, checkpoints and reports, at least once.
         micro_batch: at most so many gradients are held at once; changes speed and memory, nothing else.
         device: ``cpu`` or ``cuda``.
@@ -75,6 +79,8 @@ class RunSpec:
     public_limit: int | None = None
     pairing_file: Path | None = None
     insecure_seed: int | None = None
+    holdout_plan: Plan | None = None
+    metric: str | None = None
     reports: int = 10
     micro_batch: int = 1024
     device: str = "cpu"
@@ -82,10 +88,21 @@ class RunSpec:
     def __post_init__(self) -> None:
         _validate.integer("reports", self.reports, low=1)
         _validate.integer("micro_batch", self.micro_batch, low=1)
+        if self.holdout_plan is not None and self.pairing_file is not None:
+            raise InvalidValue(
+                "pairing_file",
+                str(self.pairing_file),
+                "would share the noise of a private hold-out between runs, whose metrics would differ by no noise",
+                "Give the run a key of its own.",
+            )
 
     @property
     def ledger_file(self) -> Path:
         return self.directory / "ledger.jsonl"
+
+    @property
+    def holdout_ledger_file(self) -> Path:
+        return self.directory / "holdout-ledger.jsonl"
 
     @property
     def metrics_file(self) -> Path:
@@ -98,7 +115,8 @@ class Report:
 
     Attributes:
         step: logical steps done, of ``steps``.
-        metrics: on the hold-out set, by the weights that the trial would release.
+        metrics: on the hold-out set, by the weights that the trial would release; of a private hold-out with a plan,
+            the one metric, noised.
         diagnostics: numbers about the policy; functions of released quantities.
     """
 
@@ -128,8 +146,12 @@ def execute(spec: RunSpec) -> Iterator[Report]:
     spec.directory.mkdir(parents=True, exist_ok=True)
     # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the block
     # commits also when an exception is about to make an outcome visible.
-    with LedgerWriter(spec.ledger_file, spec.plan) as ledger:
-        yield from _Run(spec, ledger, seen=0 if last is None else last.step).reports()
+    with ExitStack() as ledgers:
+        ledger = ledgers.enter_context(LedgerWriter(spec.ledger_file, spec.plan))
+        held = None
+        if spec.holdout_plan is not None:
+            held = ledgers.enter_context(LedgerWriter(spec.holdout_ledger_file, spec.holdout_plan))
+        yield from _Run(spec, ledger, held, seen=0 if last is None else last.step).reports()
 
 
 def _last_report(spec: RunSpec) -> Report | None:
@@ -150,7 +172,9 @@ def _last_report(spec: RunSpec) -> Report | None:
 class _Run:
     """The mutable state of a run: model, optimiser, average, policy and position."""
 
-    def __init__(self, spec: RunSpec, ledger: LedgerWriter, *, seen: int = 0) -> None:
+    def __init__(
+        self, spec: RunSpec, ledger: LedgerWriter, holdout_ledger: LedgerWriter | None = None, *, seen: int = 0
+    ) -> None:
         self.spec = spec
         self.ledger = ledger
         self.seen = seen  # steps whose outcome has been reported
@@ -160,6 +184,7 @@ class _Run:
         self.task: Task = task(spec.task or self.dataset.task)
         self._check_plan()
         self._check_task()
+        self._check_holdout_plan()
         private = self.dataset.private
         self.model: nn.Module = models.build_model(
             spec.model, input_shape=private.input_shape, outputs=private.outputs, seed=spec.seed
@@ -198,7 +223,9 @@ class _Run:
         )
         root = self._root_key()
         self.keys = self._keys(root)
-        self.data_mark = replay.data_mark(root, private.fingerprint)
+        self.holdout = None if holdout_ledger is None else self._holdout(holdout_ledger, root)
+        mark = private.fingerprint if self.holdout is None else fingerprint(private.fingerprint, self.dataset)
+        self.data_mark = replay.data_mark(root, mark)
         state = checkpoint.load_latest(spec.directory)
         replay.check(state, seen=self.seen, data_mark=self.data_mark, conditions=self.conditions, where=spec.directory)
         if state is None:
@@ -252,6 +279,25 @@ class _Run:
                 "Make the plan from the same config.",
             )
 
+    def _check_holdout_plan(self) -> None:
+        """A hold-out's plan must be one of exactly this run's reports."""
+        spec = self.spec
+        if spec.holdout_plan is None:
+            return
+        wanted = phase_of(self.task, spec.metric or "", reports=len(self.marks), population=len(self.dataset.holdout))
+        if tuple(phase.spec for phase in spec.holdout_plan.phases) != (wanted,):
+            raise InvalidValue(
+                "holdout_plan",
+                spec.holdout_plan.digest,
+                f"must be one of {len(self.marks)} reports of {spec.metric!r} on the {len(self.dataset.holdout)} "
+                f"hold-out examples of {self.dataset.name!r}",
+                "Make the plan for this data set.",
+            )
+
+    def _holdout(self, ledger: LedgerWriter, root: NoiseKey) -> HoldoutQuery:
+        examples = held_out_of(self.dataset, seed=self.spec.seed)
+        return HoldoutQuery(ledger, task=self.task, metric=self.spec.metric or "", examples=examples, key=root)
+
     def _root_key(self) -> NoiseKey:
         """The secret that all of the run's draws follow from."""
         spec = self.spec
@@ -296,11 +342,16 @@ class _Run:
             chain[phase.name] = digest
         return chain
 
+    @property
+    def marks(self) -> list[int]:
+        """The steps after which the run reports, the last one included."""
+        steps = self.spec.plan.steps
+        count = reports_of(self.spec.reports, steps)
+        return [round(steps * (index + 1) / count) for index in range(count)]
+
     def reports(self) -> Iterator[Report]:
         """What is left of the plan, step by step, yielding at each release."""
-        steps = self.spec.plan.steps
-        count = min(self.spec.reports, steps)
-        marks = sorted({round(steps * (index + 1) / count) for index in range(count)})
+        marks = self.marks
         if self.step > self.seen:  # a crash between a checkpoint and its metrics
             yield self._release()
         for phase, step in self._steps_left():
@@ -448,6 +499,9 @@ class _Run:
                 parameter.copy_(value)
 
     def _evaluate(self, *, done: bool) -> dict[str, float]:
+        if self.holdout is not None:
+            with self._released():
+                return self.holdout.release(self.model, self.marks.index(self.step))
         held_out = held_out_of(self.dataset, seed=self.spec.seed)
         with self._released():
             metrics = self.task.evaluate(self.model, held_out)

@@ -370,9 +370,14 @@ def _privacy(result: Result) -> str:
     ]
     measured = sorted({trial.measured_on for trial in result.ranked})
     if measured:
+        noised = result.epsilon_holdout is not None
         parts.append(
-            f"<p>Metrics were measured on: {html.text('; '.join(measured))}. They carry no noise: on private examples "
-            "they are not private.</p>"
+            f"<p>Metrics were measured on: {html.text('; '.join(measured))}. "
+            + (
+                f"{html.text(result.holdout_line())}.</p>"
+                if noised
+                else "They carry no noise: on private examples they are not private.</p>"
+            )
         )
     if chosen is not None and chosen.plan is not None:
         parts.append(_plan(chosen.key, chosen.plan))
