@@ -65,8 +65,8 @@ class Dataset:
         private: what is trained on, under the budget.
         holdout: what metrics are measured on.
         holdout_visibility: ``public benchmark``, where measuring costs no privacy, or ``private hold-out``: the
-            examples are as private as the others, no ledger covers what is measured on them, and the metric must
-            be labelled so; or ``synthetic``, where there are no people behind the examples.
+            examples are as private as the others, so the metric is released through noise under a budget of theirs
+            (:mod:`raydp.training.holdout`) or labelled as not private; or ``synthetic``, where there are no people behind the examples.
         normalization: public constants.
         summary: one line.
         task: what a model of these data is for, a name of :data:`raydp.tasks.TASKS`; a search may choose another.

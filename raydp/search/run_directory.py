@@ -11,6 +11,7 @@ Layout (version 2)::
     report.html         a page about the search (see raydp.search.report)
     trials/<key>/       config.json, plan.json
     trials/<key>/seed-<i>/   ledger.jsonl, metrics.jsonl, checkpoints
+                        (of a private hold-out with a budget also holdout-plan.json and holdout-ledger.jsonl)
     secrets/            mode 0700: noise keys of the trials that are not done
     private/            mode 0700: all trials of a search under random stopping, a run directory of its own (see
                         raydp.search.secrecy)

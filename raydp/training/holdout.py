@@ -5,8 +5,9 @@ which lies in one of the two parts, so the hold-out has a budget of its own, bes
 to it (parallel composition; McSherry, SIGMOD 2009, Theorem 4). A report is one Gaussian release on the whole hold-out
 (q = 1): of the sum of what each example contributes to the metric, clipped to the bound that the task states.
 
-The released number is (sum + noise)/N, cut off to [0, bound], where N is the public size of the hold-out. What an
-example contributes follows from it and from the model alone, up to the rounding of the model's outputs.
+The released number is (sum + noise)/N, cut off to [0, bound], where N is the public size of the hold-out. Clipping
+rounds towards zero and takes up to some 1e-5 of a contribution. What an example contributes follows from it and from the
+model alone, up to the rounding of the model's outputs.
 """
 
 from __future__ import annotations
