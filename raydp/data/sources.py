@@ -66,7 +66,8 @@ class Dataset:
         holdout: what metrics are measured on.
         holdout_visibility: ``public benchmark``, where measuring costs no privacy, or ``private hold-out``: the
             examples are as private as the others, so the metric is released through noise under a budget of theirs
-            (:mod:`raydp.training.holdout`) or labelled as not private; or ``synthetic``, where there are no people behind the examples.
+            (:mod:`raydp.training.holdout`) or labelled as not private; or ``synthetic``, where there are no people
+            behind the examples.
         normalization: public constants.
         summary: one line.
         task: what a model of these data is for, a name of :data:`raydp.tasks.TASKS`; a search may choose another.

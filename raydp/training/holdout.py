@@ -6,8 +6,8 @@ to it (parallel composition; McSherry, SIGMOD 2009, Theorem 4). A report is one 
 (q = 1): of the sum of what each example contributes to the metric, clipped to the bound that the task states.
 
 The released number is (sum + noise)/N, cut off to [0, bound], where N is the public size of the hold-out. Clipping
-rounds towards zero and takes up to some 1e-5 of a contribution. What an example contributes follows from it and from the
-model alone, up to the rounding of the model's outputs.
+rounds towards zero and takes up to some 1e-5 of a contribution. What an example contributes follows from it and from
+the model alone, up to the rounding of the model's outputs.
 """
 
 from __future__ import annotations
