@@ -75,7 +75,7 @@ class Result:
     compositions: tuple[Composition, ...] = field(default=((),), repr=False)
     runs: int = 0
     trial_budget: Budget | None = None
-    holdout_mechanisms: tuple[Mechanism, ...] = field(default=(), repr=False)
+    holdout_mechanisms: Composition = field(default=(), repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
