@@ -330,9 +330,9 @@ def report_searches(directory: Path) -> str:
         rows.append(
             f"| {result.search['name']} | {result.budget.epsilon:g} | {len(result.trials)} × {len(values)} | "
             f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f} | {config} | "
-            f"{result.epsilon_search.upper:.4g} |"
+            f"{result.epsilon_search.upper:.4g} ({'largest member' if result.family else 'if all members were one'}) |"
         )
-    head = "| search | ε of a trial | trials × members | best error ± standard error | at | ε if all members were one |"
+    head = "| search | ε of a trial | trials × members | best error ± standard error | at | ε of the search |"
     title = (
         "**The searches, `--scale small`: `raydp run searches/deepsets_regression.py` and `deepsets_hypernetwork.py`**"
     )
