@@ -153,15 +153,17 @@ def complete(result: Result) -> bool:
 
 
 def write(out: Path) -> None:
-    """Write the tables of every complete experiment into searches/README.md."""
+    """Write the tables of all complete searches into searches/README.md."""
     parts = []
     for name, wanted in EXPERIMENTS.items():
         directories = [out / name / each for each in wanted.chosen if (out / name / each / "raydp.json").exists()]
         results = [result for result in map(Result.load, directories) if complete(result)]
         if len(results) == 1 and len(wanted.chosen) == 1:
             parts.append(section(name, results[0]))
-        elif len(results) == len(wanted.chosen):
-            parts.append(comparison(name, results))
+        elif len(results) > 1:
+            done = {result.search["name"] for result in results}
+            missing = [each for each in wanted.chosen if each not in done]
+            parts.append(comparison(name, results) + (f"\nNot complete: {', '.join(missing)}.\n" if missing else ""))
     for file in sorted(out.glob("support_quality*.md")):
         parts.append(f"### {file.stem}\n\n{file.read_text(encoding='utf-8').strip()}\n")
     text = README.read_text(encoding="utf-8")
