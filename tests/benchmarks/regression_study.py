@@ -327,10 +327,12 @@ def report_searches(directory: Path) -> str:
             f"{name} = {value:.3g}" if isinstance(value, float) else f"{name} = {value}"
             for name, value in sorted(best.config.items())
         )
+        whose = "largest member" if result.family else "if all members were one"
+        whose = "public tasks" if result.selection.rule == "public" else whose
         rows.append(
             f"| {result.search['name']} | {result.budget.epsilon:g} | {len(result.trials)} × {len(values)} | "
             f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.3f} | {config} | "
-            f"{result.epsilon_search.upper:.4g} ({'largest member' if result.family else 'if all members were one'}) |"
+            f"{result.epsilon_released.upper:.4g} ({whose}) |"
         )
     head = "| search | ε of a trial | trials × members | best error ± standard error | at | ε of the search |"
     title = (
