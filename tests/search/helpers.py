@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from ray import tune
 
 from raydp.privacy.budget import Budget
@@ -82,3 +84,16 @@ def drive(session: Session, *, change: Callable[[str, dict[str, Any]], dict[str,
                 session.finished(task.key, item if change is None else change(task.key, item))
     session.close()
     return keys
+
+
+def contents(root: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of everything below a directory, tables and databases included."""
+    for path in sorted(root.rglob("*")):
+        if path.suffix == ".parquet":
+            yield path.name, str(pq.read_table(path).to_pylist())
+        elif path.suffix == ".db":
+            with sqlite3.connect(path) as database:
+                for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    yield f"{path.name}: {table}", str(database.execute(f'SELECT * FROM "{table}"').fetchall())
+        elif path.is_file() and path.suffix != ".pt":  # weights are what was released
+            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")

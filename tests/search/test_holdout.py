@@ -6,13 +6,11 @@ import json
 import math
 import re
 import shutil
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pyarrow.parquet as pq
 import pytest
 from torch import Tensor
 
@@ -34,7 +32,7 @@ from raydp.search.verify import verify
 from raydp.training import run
 from raydp.training.holdout import HoldoutQuery
 from tests.chains import forge_ledger
-from tests.search.helpers import drive, session_in, small_search
+from tests.search.helpers import contents, drive, session_in, small_search
 from tests.search.private_data import HOLDOUT_BUDGET, write_private
 
 
@@ -66,19 +64,6 @@ def truth(monkeypatch: pytest.MonkeyPatch) -> Truth:
     found = Truth()
     monkeypatch.setattr(tasks.Classification, "contributions", lambda self, *given: found(*given))
     return found
-
-
-def _contents(root: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything below a directory that can be read as text, tables and databases included."""
-    for path in sorted(root.rglob("*")):
-        if path.suffix == ".parquet":
-            yield path.name, str(pq.read_table(path).to_pylist())
-        elif path.suffix == ".db":
-            with sqlite3.connect(path) as database:
-                for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                    yield f"{path.name}: {table}", str(database.execute(f'SELECT * FROM "{table}"').fetchall())
-        elif path.is_file() and path.suffix != ".pt":
-            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
 
 
 def told(right: set[int], text: str) -> list[str]:
@@ -215,7 +200,7 @@ def test_nothing_is_told_of_the_hold_out_but_what_was_noised(
     tracker.finish_search({"epsilon_search": result.epsilon_search.upper}, "complete")
     assert tracker.synchronise()
     tracker.close()
-    texts = dict(_contents(directory.path))
+    texts = dict(contents(directory.path))
     assert {"journal.jsonl", "statement.txt", "trials.parquet", "mlflow.db: metrics", "report.html"} <= set(texts)
     assert "trials/t0000/seed-0/holdout-ledger.jsonl" in texts
     uploaded = {path.name for path in (directory.path / "mlartifacts").rglob("*")}
@@ -268,7 +253,7 @@ def test_without_a_budget_every_place_says_that_the_metric_is_not_private(tmp_pa
     result = Result.load(directory.path)
     report.write([result], directory.path / report.REPORT, pictures=False)
     tracker.close()
-    texts = dict(_contents(directory.path))
+    texts = dict(contents(directory.path))
     label = "mine (private hold-out, without noise: NOT private, 300 examples)"
     for name in ("statement.txt", "report.html", "trials.parquet", "mlflow.db: tags", "journal.jsonl"):
         assert label in re.sub(r"\s+", " ", texts[name]), name

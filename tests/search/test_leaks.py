@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-import sqlite3
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
@@ -27,7 +25,7 @@ from raydp.search.tracking import Tracker
 from raydp.search.trainable import outcomes
 from raydp.search.verify import verify
 from raydp.training import run
-from tests.search.helpers import drive, session_in, small_search
+from tests.search.helpers import contents, drive, session_in, small_search
 
 
 class Spy:
@@ -66,19 +64,6 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
     return spy
 
 
-def _contents(root: Path) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything below a directory, tables and databases included."""
-    for path in sorted(root.rglob("*")):
-        if path.suffix == ".parquet":
-            yield path.name, str(pq.read_table(path).to_pylist())
-        elif path.suffix == ".db":
-            with sqlite3.connect(path) as database:
-                for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-                    yield f"{path.name}: {table}", str(database.execute(f'SELECT * FROM "{table}"').fetchall())
-        elif path.is_file() and path.suffix != ".pt":  # weights are what was released
-            yield str(path.relative_to(root)), path.read_text(encoding="utf-8")
-
-
 @pytest.mark.slow
 def test_no_number_of_a_private_batch_is_told(
     tmp_path: Path, spy: Spy, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -101,7 +86,7 @@ def test_no_number_of_a_private_batch_is_told(
     tracker.close()
     said = [result.summary(), str(result.to_json()), str(verify(directory.path)), repr(result), result._repr_html_()]
     out, err = capfd.readouterr()
-    texts = dict(_contents(directory.path))
+    texts = dict(contents(directory.path))
     assert {"journal.jsonl", "statement.txt", "trials.parquet", "mlflow.db: metrics"} <= set(texts)
     texts |= {"said": "\n".join(said), "log": caplog.text, "warnings": str([w.message for w in warned])}
     # The terminal holds escape codes and cursor positions, so only words of digits count there.
@@ -138,7 +123,7 @@ def test_no_message_of_a_failing_private_step_is_told(tmp_path: Path, monkeypatc
     assert record.state == "failed" and "only the traceback has it" in str(record.reason)
     (error,) = directory.path.rglob("error.txt")
     assert "must be square" in error.read_text() and stat.S_IMODE(error.stat().st_mode) == 0o600
-    for name, text in _contents(directory.path):
+    for name, text in contents(directory.path):
         assert "must be square" not in text or name.endswith("error.txt"), name
     assert not [w for w in warned if "a batch of" in str(w.message)]
 

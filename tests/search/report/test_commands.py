@@ -19,10 +19,8 @@ def run(*arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_report_writes_into_the_run_directory_and_its_tracker(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = methods_run(tmp_path / "run")
+def track(path: Path) -> None:
+    """A tracker of the run directory's own, as a finished search leaves it."""
     opened = RunDirectory.open(path)
     tracker = Tracker(uri=None, directory=opened, experiment="made")
     try:
@@ -31,6 +29,13 @@ def test_report_writes_into_the_run_directory_and_its_tracker(
         assert tracker.synchronise()
     finally:
         tracker.close()
+
+
+def test_report_writes_into_the_run_directory_and_its_tracker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = methods_run(tmp_path / "run")
+    track(path)
     assert run("report", path) == 0
     assert str(path / "report.html") in capsys.readouterr().out
     (artifact,) = (path / "mlartifacts").rglob("report.html")
@@ -45,14 +50,7 @@ def test_report_writes_into_the_run_directory_and_its_tracker(
 def test_a_tracker_shows_the_report_that_a_search_wrote(tmp_path: Path) -> None:
     path = methods_run(tmp_path / "run")
     (path / "report.html").write_text("<html></html>")
-    opened = RunDirectory.open(path)
-    tracker = Tracker(uri=None, directory=opened, experiment="made")
-    try:
-        tracker.start_search(opened.definition, ["learning_rate"])
-        tracker.finish_search({}, "complete")
-        assert tracker.synchronise()
-    finally:
-        tracker.close()
+    track(path)
     assert len(list((path / "mlartifacts").rglob("report.html"))) == 1
 
 
