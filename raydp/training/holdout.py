@@ -13,18 +13,18 @@ the model alone, up to the rounding of the model's outputs.
 from __future__ import annotations
 
 import hashlib
-import warnings
 
 import torch
 from torch import Tensor, nn
 
 from raydp.data import Dataset
-from raydp.errors import InvalidValue, RaydpError
+from raydp.errors import InvalidValue
 from raydp.geometry.identity import Identity
 from raydp.privacy.ledger import LedgerWriter
 from raydp.privacy.mechanism import PhaseSpec
 from raydp.privacy.noise import NoiseKey
 from raydp.tasks import HeldOut, Task
+from raydp.training.discretion import discreet
 from raydp.training.step import private_gradient
 
 PHASE = "holdout"
@@ -95,21 +95,14 @@ class HoldoutQuery:
         """
         self._ledger.record(PHASE, report)
         self._ledger.commit()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # as in a private step
-                (released,) = private_gradient(
-                    [[self._contributions(model)]],
-                    geometry=Identity(sizes=(1,)),
-                    phase=self._phase,
-                    step=report,
-                    key=self._key,
-                )
-        except Exception as error:
-            raise RaydpError(
-                f"measuring on the private hold-out failed with {type(error).__name__}. What that says may hold "
-                "private numbers, so only the traceback has it."
-            ) from error
+        with discreet("measuring on the private hold-out"):
+            (released,) = private_gradient(
+                [[self._contributions(model)]],
+                geometry=Identity(sizes=(1,)),
+                phase=self._phase,
+                step=report,
+                key=self._key,
+            )
         return {self._metric: min(max(float(released), 0.0), self._phase.clip_norm)}
 
     def _contributions(self, model: nn.Module) -> Tensor:

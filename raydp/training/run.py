@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from raydp import _validate, data, models
 from raydp.data import Batch, Dataset
 from raydp.data.augmentation import Augmentation, apply, draw
-from raydp.errors import CorruptFile, Diverged, InvalidValue, LedgerRefusal, RaydpError
+from raydp.errors import CorruptFile, Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
@@ -32,6 +31,7 @@ from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
 from raydp.tasks import HeldOut, Task, task
 from raydp.training import checkpoint, replay
+from raydp.training.discretion import discreet
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
@@ -367,17 +367,8 @@ class _Run:
         """One logical step."""
         geometry = self.policy.geometry(phase.name, step)
         key = self.keys[phase.name]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what a library warns of may name the size of a private batch
-                released = self._query(phase, step, geometry, key)
-        except LedgerRefusal:  # speaks of the plan alone
-            raise
-        except Exception as error:
-            raise RaydpError(
-                f"step {step} of phase {phase.name!r} failed with {type(error).__name__}. What that says may hold "
-                "private numbers, such as the size of the batch, so only the traceback has it."
-            ) from error
+        with discreet(f"step {step} of phase {phase.name!r}", such_as=", such as the size of the batch"):
+            released = self._query(phase, step, geometry, key)
         self.policy.observe(phase.name, step, released)
         if self.policy.trains(phase.name):
             self._train(geometry, released, phase, step)
