@@ -5,8 +5,8 @@ searches/README.md.
     python tests/benchmarks/measure_searches.py write OUT
 
 ``run`` is resumable: an experiment whose run directory is complete is skipped, an interrupted one goes on. ``write``
-reads
-the run directories alone, and replaces what stands between the two markers in searches/README.md. Tables of
+reads the run directories alone, and replaces the tables that stand between the two markers in searches/README.md:
+those of the experiments in OUT. Other tables stay, so experiments may be measured on several machines. Tables of
 ``support_quality.py`` that stand in OUT as ``support_quality*.md`` are taken over as they are.
 """
 
@@ -153,23 +153,24 @@ def complete(result: Result) -> bool:
 
 
 def write(out: Path) -> None:
-    """Write the tables of all complete searches into searches/README.md."""
-    parts = []
+    """Write the tables of all complete searches into searches/README.md, beside those of others."""
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    tables = {part.split("\n", 1)[0].strip(): f"### {part.strip()}\n" for part in old.split("\n### ")[1:]}
     for name, wanted in EXPERIMENTS.items():
         directories = [out / name / each for each in wanted.chosen if (out / name / each / "raydp.json").exists()]
         results = [result for result in map(Result.load, directories) if complete(result)]
         if len(results) == 1 and len(wanted.chosen) == 1:
-            parts.append(section(name, results[0]))
+            tables[name] = section(name, results[0])
         elif len(results) > 1:
             done = {result.search["name"] for result in results}
             missing = [each for each in wanted.chosen if each not in done]
-            parts.append(comparison(name, results) + (f"\nNot complete: {', '.join(missing)}.\n" if missing else ""))
+            tables[name] = comparison(name, results) + (f"\nNot complete: {', '.join(missing)}.\n" if missing else "")
     for file in sorted(out.glob("support_quality*.md")):
-        parts.append(f"### {file.stem}\n\n{file.read_text(encoding='utf-8').strip()}\n")
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n{END}{after}", encoding="utf-8")
+        tables[file.stem] = f"### {file.stem}\n\n{file.read_text(encoding='utf-8').strip()}\n"
+    ordered = [tables.pop(name) for name in (*EXPERIMENTS, *sorted(tables)) if name in tables]
+    README.write_text(f"{before}{BEGIN}\n\n" + "\n".join(ordered) + f"\n{END}{after}", encoding="utf-8")
 
 
 def comparison(name: str, results: list[Result]) -> str:
