@@ -15,11 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, GridSampler, RandomSampler, TPESampler
+from optuna.storages import InMemoryStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from raydp import _validate
 from raydp.errors import InvalidValue
+from raydp.search.history import History, HistoryTpe
 from raydp.search.spaces import Config, Space, canonical, quiet
 
 SAMPLERS: tuple[str, ...] = ("tpe", "random", "gp", "grid")
@@ -88,6 +90,9 @@ class Sampling:
       ``best_trial`` skips trials whose constraint is above 0, whatever their value.
     - failed for another reason (a crash, a stop): FAIL, from which nothing is learned.
 
+    With one objective, the samplers see a bounded part of a long past (:mod:`raydp.search.history`), so that a proposal
+    costs the same however many there were. With several objectives they see all of it.
+
     Args:
         space: where the points come from.
         sampler: ``tpe``, ``random``, ``gp`` (Gaussian process) or ``grid``, all Optuna's own with their defaults.
@@ -119,9 +124,14 @@ class Sampling:
         self._grid = space.grid() if sampler == "grid" else None
         optuna_directions = [_DIRECTIONS[_validate.one_of("direction", d, _DIRECTIONS)] for d in directions]
         self._minimized = [direction is StudyDirection.MINIMIZE for direction in optuna_directions]
+        # A grid needs all of its past; several objectives have no order by which a part could be chosen.
+        bounded = self._grid is None and len(optuna_directions) == 1
+        self._history = History() if bounded else None
         with quiet():
             # The sampler is set anew for each proposal; this one only stands in while a study is restored.
-            self._study = optuna.create_study(directions=optuna_directions, sampler=RandomSampler(seed=0))
+            self._study = optuna.create_study(
+                storage=self._history or InMemoryStorage(), directions=optuna_directions, sampler=RandomSampler(seed=0)
+            )
         self._running: dict[int, Trial] = {}
         self._first: dict[str, int] = {}  # canonical config -> number of its first proposal
         self._next = 0
@@ -246,7 +256,9 @@ class Sampling:
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         if self._sampler == "random":
             return RandomSampler(seed=seed)
-        return GPSampler(seed=seed) if self._sampler == "gp" else TPESampler(seed=seed)
+        if self._sampler == "gp":
+            return GPSampler(seed=seed)
+        return TPESampler(seed=seed) if self._history is None else HistoryTpe(seed=seed, history=self._history)
 
     def _avoid(self, number: int, reason: str) -> None:
         trial = self._take(number)

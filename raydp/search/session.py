@@ -21,7 +21,7 @@ from raydp.privacy.plan import Interval
 from raydp.search import holdout
 from raydp.search.definition import Search
 from raydp.search.display import Display
-from raydp.search.records import TrialRecord, key_of
+from raydp.search.records import FINISHED, TrialRecord, key_of
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
 from raydp.search.secrecy import Terms
@@ -69,7 +69,11 @@ class Session:
         self.target = (search.trials if terms is None else terms.runs) + extended
         records = directory.records()
         self._sampling.restore(list(records.values()), metrics=search.metrics)
-        self._records: dict[str, TrialRecord] = dict(records)
+        self._records: dict[str, TrialRecord] = {}
+        self._states: Counter[str] = Counter()  # how many records are in which state
+        self._best: tuple[float, TrialRecord] | None = None
+        for record in records.values():
+            self._keep(record)
         #: To be handed out before anything new: trials of an earlier driver, and those whose process died.
         self._unfinished = [key for key, record in records.items() if not record.finished]
         self._deaths: Counter[str] = Counter()
@@ -84,11 +88,10 @@ class Session:
     @property
     def left(self) -> int:
         """Trials that are still to be started or finished."""
-        unfinished = sum(not record.finished for record in self._records.values())
-        new = self.target - sum(record.state != "infeasible" for record in self._records.values())
+        new = self.target - self._feasible
         if self._sampling.size is not None:  # a grid may have fewer points than the search wants trials
             new = min(new, self._sampling.size - self._sampling.next_number)
-        return unfinished + max(0, new)
+        return self._unended + max(0, new)
 
     def extend(self, trials: int) -> None:
         """Add trials to the search, durably."""
@@ -111,8 +114,7 @@ class Session:
         if self._unfinished:
             record = self._records[self._unfinished.pop(0)]
             return self._task(record)
-        trained = sum(1 for record in self._records.values() if record.state != "infeasible")
-        while trained < self.target:
+        while self._feasible < self.target:
             proposal = self._sampling.ask()
             if proposal is None:
                 return None
@@ -133,7 +135,7 @@ class Session:
         """A process began (or began again) with the trial."""
         attempt = self._records[key].attempts + 1
         self.directory.append({"event": "started", "key": key, "attempt": attempt})
-        self._records[key] = replace(self._records[key], state="running", attempts=attempt)
+        self._keep(replace(self._records[key], state="running", attempts=attempt))
         self._tracker.trial_started(self._records[key])
         self._display.started(key, attempt)
 
@@ -177,16 +179,18 @@ class Session:
                 **({"holdout_heads": holdout_heads} if self._records[key].holdout_plan else {}),
             }
         )
-        self._records[key] = replace(
-            self._records[key],
-            state=state,
-            reason=reason,
-            metrics={name: tuple(values) for name, values in metrics.items()},
-            seconds=item["seconds"],
-            epsilon=epsilon,
-            measured_on=measured_on,
-            heads=heads,
-            holdout_heads=holdout_heads,
+        self._keep(
+            replace(
+                self._records[key],
+                state=state,
+                reason=reason,
+                metrics={name: tuple(values) for name, values in metrics.items()},
+                seconds=item["seconds"],
+                epsilon=epsilon,
+                measured_on=measured_on,
+                heads=heads,
+                holdout_heads=holdout_heads,
+            )
         )
         self._spend(key)
         self._finished_here += 1
@@ -197,7 +201,7 @@ class Session:
     @property
     def waiting(self) -> bool:
         """Whether a trial is at work, whose process may die so that the trial has to be handed out again."""
-        return self.failure is None and any(not record.finished for record in self._records.values())
+        return self.failure is None and self._unended > 0
 
     def died(self, key: str) -> None:
         """The trial's process died: the trial is handed out again, or failed if that has happened too often."""
@@ -254,7 +258,7 @@ class Session:
                 holdout_plan=None if held is None else held.digest,
             )
             self._display.proposed(record)
-        self._records[key] = record
+        self._keep(record)
         self._tracker.trial_proposed(record)
         return record
 
@@ -334,13 +338,12 @@ class Session:
         return holdout.label(self.search, data.load(self.search.data, limit=self.search.data_limit))
 
     def _show_total(self) -> None:
-        states = [record.state for record in self._records.values()]
         seconds = (self._clock() - self._begun) / self._finished_here
         self._display.total(
-            done=states.count("complete"),
-            failed=sum(states.count(state) for state in ("failed", "diverged", "stopped")),
-            infeasible=states.count("infeasible"),
-            best=self._best(),
+            done=self._states["complete"],
+            failed=sum(self._states[state] for state in ("failed", "diverged", "stopped")),
+            infeasible=self._states["infeasible"],
+            best=None if self._best is None else self._best[1],
             epsilon_search=self._total(),
             eta=seconds * self.left,
         )
@@ -351,11 +354,25 @@ class Session:
         totals = list(self._spending.values()) or [RunningRdp()]
         return largest(total.epsilon(delta=budget.delta, adjacency=budget.adjacency) for total in totals)
 
-    def _best(self) -> TrialRecord | None:
-        metric, sign = self.search.metrics[0], 1 if self.search.modes[0] == "max" else -1
-        scored = [(r.mean(metric), r) for r in self._records.values() if r.state == "complete"]
-        known = [(sign * value, record) for value, record in scored if value is not None]
-        return max(known, key=lambda pair: pair[0])[1] if known else None
+    @property
+    def _unended(self) -> int:
+        return sum(count for state, count in self._states.items() if state not in FINISHED)
+
+    @property
+    def _feasible(self) -> int:
+        return len(self._records) - self._states["infeasible"]
+
+    def _keep(self, record: TrialRecord) -> None:
+        """Take the record in place of the trial's earlier one."""
+        if record.key in self._records:
+            self._states[self._records[record.key].state] -= 1
+        self._states[record.state] += 1
+        self._records[record.key] = record
+        value = record.mean(self.search.metrics[0]) if record.state == "complete" else None
+        if value is not None:
+            score = value if self.search.modes[0] == "max" else -value
+            if self._best is None or score > self._best[0]:
+                self._best = (score, record)
 
 
 def task_to_json(task: Assignment) -> str:

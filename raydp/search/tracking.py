@@ -20,13 +20,15 @@ parent run          params of the definition, counts and epsilons of the summary
 ==================  ==========================================================================================
 
 tracking.json holds, for each tracker that was used, the ids of the runs and what was acknowledged, to save questions;
-losing it costs time only. Only ``MlflowClient`` is used, never the fluent functions: those obey ``MLFLOW_RUN_ID`` and
-would write into a foreign run (mlflow/mlflow#15713). This is the only module that imports mlflow, and it does so when
-a Tracker is made, for the import takes seconds.
+losing it costs time only. So it is written seldom when it is large: at most a twentieth of the time goes into it. Only
+``MlflowClient`` is used, never the fluent functions: those obey ``MLFLOW_RUN_ID`` and would write into a foreign run
+(mlflow/mlflow#15713). This is the only module that imports mlflow, and it does so when a Tracker is made, for the
+import takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -68,6 +70,7 @@ _SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databric
 _STATE_FILE = "tracking.json"
 _PARAM_LIMIT, _TAG_LIMIT, _NAME_LIMIT = 250, 4000, 120
 _RETRY_SECONDS = (5.0, 300.0)  # first and longest pause after a failure
+_STATE_SHARE = 19.0  # times as long as it took to write tracking.json, it is not written again
 _PAUSE = 1.0  # between rounds, so that metrics of several steps travel together
 
 
@@ -136,6 +139,7 @@ class Tracker:
         # The thread's own:
         self._server: _Server | None = None
         self._offsets: dict[Path, int] = {}
+        self._state_due = 0.0  # when tracking.json may be written again
         self._thread = threading.Thread(target=self._work, name="raydp-tracker", daemon=True)
         self._thread.start()
 
@@ -219,6 +223,9 @@ class Tracker:
             self._closing = True
             self._condition.notify_all()
         self._thread.join(timeout)
+        if not self._thread.is_alive():
+            with contextlib.suppress(RaydpError):  # a full disk; the next driver asks the tracker instead
+                self._write_state()
 
     # The thread.
 
@@ -247,7 +254,8 @@ class Tracker:
                 try:
                     self._round(parent, pending, points)
                 finally:
-                    self._write_state()
+                    if time.monotonic() >= self._state_due:
+                        self._write_state()
             except self._failures as error:
                 self._put_back(error, pending, points)
             else:
@@ -456,7 +464,9 @@ class Tracker:
             return state
 
     def _write_state(self) -> None:
+        begun = time.monotonic()
         self._directory.write_json(_STATE_FILE, self._state)
+        self._state_due = time.monotonic() + _STATE_SHARE * (time.monotonic() - begun)
 
 
 def probe(uri: str) -> None:
