@@ -77,6 +77,27 @@ class Diverged(RaydpError):
     """Training left the finite numbers. The trial fails with this reason; the search goes on."""
 
 
+class WorkerFailed(RaydpError):
+    """Another worker of this run ended with an error, so this one ends as well.
+
+    Attributes:
+        worker: rank of the one that failed; the lowest, if there are several.
+        kind: name of the type of its error.
+        reason: what that error says, where it can be told; else empty.
+    """
+
+    def __init__(self, worker: int, kind: str, reason: str) -> None:
+        self.worker, self.kind, self.reason = worker, kind, reason
+        super().__init__(f"worker {worker} ended with {kind}{f': {reason}' if reason else ''}")
+
+    def __reduce__(self) -> tuple[type, tuple[int, str, str]]:
+        return type(self), (self.worker, self.kind, self.reason)
+
+
+class WorkerLost(RaydpError):
+    """Another worker of this run is gone without a word: killed, or its machine is lost. The run can be resumed."""
+
+
 class MissingPackage(RaydpError, ImportError):
     """An optional package is not installed.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raydp import _validate
 from raydp.errors import InvalidValue, LedgerRefusal, RaydpError
-from raydp.privacy.ledger import LedgerWriter
+from raydp.privacy.ledger import LedgerRecorder
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey, poisson_sample
 
@@ -150,7 +150,7 @@ class PrivateData:
             self.__fingerprint = digest.hexdigest()
         return self.__fingerprint
 
-    def sample(self, *, key: NoiseKey, phase: Phase, step: int, ledger: LedgerWriter) -> Batch:
+    def sample(self, *, key: NoiseKey, phase: Phase, step: int, ledger: LedgerRecorder) -> Batch:
         """The Poisson sample of one logical step, recorded in the ledger before any example is read.
 
         Every example takes part with probability ``phase.sample_rate``, so the batch may be empty; an empty one is

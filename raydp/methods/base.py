@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, Union, get_args, get_origin, get_typ
 from torch import Tensor, nn
 
 from raydp import _validate
+from raydp._workers import ALONE, Workers
 from raydp.errors import InvalidValue, UnknownName
 from raydp.geometry import Geometry
 from raydp.privacy.mechanism import PhaseSpec
@@ -150,6 +151,8 @@ class Setting:
         input_shape: (C, H, W) of the images or (d,) of the features, a public constant; None where there are none.
         task: what the model is for: its loss.
         num_classes: of the private targets, a public constant; None where they are numbers.
+        workers: the processes of the run, which may share out what is computed from public examples. All have a policy,
+            and all of these must stay the same.
     """
 
     plan: Plan
@@ -159,6 +162,7 @@ class Setting:
     input_shape: tuple[int, ...] | None = None
     task: Task = TASKS["classification"]
     num_classes: int | None = None
+    workers: Workers = ALONE
 
     @property
     def names(self) -> tuple[str, ...]:

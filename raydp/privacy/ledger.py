@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,49 +153,19 @@ class Ledger:
             counts[entry.phase] = entry.first_step + entry.steps
 
 
-class LedgerWriter:
-    """Appends to the ledger of one run of a plan. A context manager; one writer a file at a time.
+class LedgerRecorder(ABC):
+    """Counts the steps of one run of a plan, and refuses what the plan has no room for.
 
-    ``record`` comes before the query reads data and refuses what the plan has no room for; ``commit`` makes the
-    recorded steps durable and comes before anything that depends on them is visible. A crash in between loses only
-    steps of which nothing was visible, and their replay draws the same batch and the same noise.
-
-    Leaving the ``with`` block commits, after an exception as well: that training failed, and where, is an output of
-    the steps too. If that commit fails, its failure replaces the exception of the block, which stays its context: the
-    outcome must not be told while the ledger lacks the steps that led to it.
-
-    Raises:
-        LedgerRefusal: the file is the ledger of another plan, or another process is writing to it.
-        CorruptFile: the file is damaged before its last line.
-        RaydpError: the file cannot be written.
+    Args:
+        path: of the ledger's file.
+        plan: that is run.
+        existing: what ran before.
     """
 
-    def __init__(self, path: str | os.PathLike[str], plan: Plan) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, plan: Plan, existing: Ledger) -> None:
+        self.path = path
         self.plan = plan
-        header = {
-            "layout": LAYOUT,
-            "plan": plan.digest,
-            "delta": plan.budget.delta,
-            "adjacency": plan.budget.adjacency,
-        }
-        with _explained(self.path):
-            if not self.path.exists():
-                _create(self.path, chain.link(header, _START)[0])
-            # A file object, because it closes itself when a trial process forgets it; written through os.write.
-            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
-        try:
-            _lock(self.path, self._file.fileno())
-            content = self._file.readall()
-            existing = _parse(self.path, content)
-            existing.check(plan)
-            self._size = content.rfind(b"\n") + 1
-            if self._size < len(content):
-                self._cut()  # the torn line of a crash
-        except BaseException:
-            self._file.close()
-            raise
-        self._head = existing.head or _START
+        existing.check(plan)
         self._entries = list(existing.entries)
         self._counts = {phase.name: existing.steps(phase.name) for phase in plan.phases}
         self._pending: list[LedgerEntry] = []
@@ -240,6 +211,70 @@ class LedgerWriter:
                     clip_norm=planned.clip_norm,
                 )
             )
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Return when the recorded steps may become visible."""
+
+    def _require_open(self) -> None:
+        """Raises LedgerRefusal: no step may run any more."""
+
+
+class LedgerFollower(LedgerRecorder):
+    """Admits what the writer of the same run admits, and writes nothing: for all workers of a run but the first.
+
+    So a worker refuses a step whatever another one does, and a step that the plan has no room for ends all of them
+    before any reads an example.
+    """
+
+    def commit(self) -> None:
+        self._entries += self._pending
+        self._pending = []
+
+
+class LedgerWriter(LedgerRecorder):
+    """Appends to the ledger of one run of a plan. A context manager; one writer a file at a time.
+
+    ``record`` comes before the query reads data and refuses what the plan has no room for; ``commit`` makes the
+    recorded steps durable and comes before anything that depends on them is visible. A crash in between loses only
+    steps of which nothing was visible, and their replay draws the same batch and the same noise.
+
+    Leaving the ``with`` block commits, after an exception as well: that training failed, and where, is an output of
+    the steps too. If that commit fails, its failure replaces the exception of the block, which stays its context: the
+    outcome must not be told while the ledger lacks the steps that led to it.
+
+    Raises:
+        LedgerRefusal: the file is the ledger of another plan, or another process is writing to it.
+        CorruptFile: the file is damaged before its last line.
+        RaydpError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], plan: Plan) -> None:
+        path = Path(path)
+        self.path = path
+        header = {
+            "layout": LAYOUT,
+            "plan": plan.digest,
+            "delta": plan.budget.delta,
+            "adjacency": plan.budget.adjacency,
+        }
+        with _explained(self.path):
+            if not self.path.exists():
+                _create(self.path, chain.link(header, _START)[0])
+            # A file object, because it closes itself when a trial process forgets it; written through os.write.
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115
+        try:
+            _lock(self.path, self._file.fileno())
+            content = self._file.readall()
+            existing = _parse(self.path, content)
+            super().__init__(path, plan, existing)
+            self._size = content.rfind(b"\n") + 1
+            if self._size < len(content):
+                self._cut()  # the torn line of a crash
+        except BaseException:
+            self._file.close()
+            raise
+        self._head = existing.head or _START
 
     def commit(self) -> None:
         """Write the pending steps, one line a phase, and return when they are durable.

@@ -13,6 +13,7 @@ import hashlib
 import io
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,18 @@ def save(directory: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def load_latest(directory: Path) -> dict[str, Any] | None:
+def load_latest(directory: Path, *, device: str = "cpu") -> dict[str, Any] | None:
     """The state of the newest undamaged checkpoint, or None if there is none. Damaged ones are named in a warning."""
     for path in _newest_first(directory):
         try:
-            return load(path)
+            return load(path, device=device)
         except CorruptFile as error:
             logger.warning("%s Falling back to the checkpoint before it.", error)
     return None
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The state in one checkpoint file.
+def load(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+    """The state in one checkpoint file, its tensors on the CPU, or, if they were on a GPU, on ``device``.
 
     Raises:
         CorruptFile: the file is torn, altered, of another layout, or holds anything but tensors and plain values.
@@ -80,13 +81,22 @@ def load(path: Path) -> dict[str, Any]:
     if hashlib.sha256(payload).hexdigest().encode() != header[len(_MAGIC) :]:
         raise CorruptFile(f"{path} does not match its checksum.")
     try:
-        state = torch.load(io.BytesIO(payload), weights_only=True)
+        state = torch.load(io.BytesIO(payload), map_location=placing(device), weights_only=True)
     # torch's reader fails on hostile input in ways that it does not list: EOFError, KeyError, RuntimeError, ….
     except Exception as error:
         raise CorruptFile(f"{path} does not hold tensors and plain values ({type(error).__name__}).") from error
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise CorruptFile(f"{path} does not hold the state of a run.")
     return state
+
+
+def placing(device: str) -> Callable[[Any, str], Any]:
+    """Where tensors are put that are read: those of a GPU (another one, or on another machine) on ``device``."""
+
+    def place(storage: torch.UntypedStorage, location: str) -> Any:
+        return storage if location == "cpu" or device == "cpu" else storage.cuda(torch.device(device))
+
+    return place
 
 
 def remove(directory: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-from raydp.errors import LedgerRefusal, RaydpError
+from raydp.errors import LedgerRefusal, RaydpError, WorkerFailed, WorkerLost
 
 
 @contextlib.contextmanager
@@ -14,7 +14,7 @@ def discreet(what: str, *, such_as: str = "") -> Iterator[None]:
     """Run a private query: warnings are dropped, and an exception is told by its type alone.
 
     A library's message may name the size of a private batch, a norm or a loss. A refusal of the ledger speaks of the
-    plan alone and passes.
+    plan alone and passes, and so does the end of another worker, which was told there as it may be.
 
     Args:
         what: failed, for the message.
@@ -27,7 +27,7 @@ def discreet(what: str, *, such_as: str = "") -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except LedgerRefusal:
+    except (LedgerRefusal, WorkerFailed, WorkerLost):
         raise
     except Exception as error:
         raise RaydpError(

@@ -131,13 +131,22 @@ class PerExampleGradients:
         return vmapped_gradients(self.model, self.loss, self.names, inputs, targets)
 
 
-def equal_parts(count: int, limit: int) -> list[slice]:
-    """Cut ``count`` examples into the fewest consecutive parts of at most ``limit``, of sizes that differ by at most 1.
+def equal_parts(count: int, limit: int, *, workers: int = 1) -> list[slice]:
+    """Cut ``count`` examples into few consecutive parts of at most ``limit``, of sizes that differ by at most 1.
 
-    A Poisson batch is hardly ever a multiple of the limit; a small rest would cost almost as much as a full part.
+    A Poisson batch is hardly ever a multiple of the limit; a small rest would cost almost as much as a full part. More
+    than one part are an even number. So the cut, and with it every last bit, is that of one worker unless it would
+    leave workers idle: only where the busiest of them would get more than 1.5 times its share are there more parts.
     """
+    if count == 0:
+        return []
     parts = -(-count // limit)
-    edges = [count * part // parts for part in range(parts + 1)] if parts else [0]
+    parts += parts % 2 if parts > 1 else 0
+    busiest = -(-parts // workers)
+    if 2 * busiest * workers > 3 * parts:
+        parts = busiest * workers
+    parts = min(parts, count)
+    edges = [count * part // parts for part in range(parts + 1)]
     return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 

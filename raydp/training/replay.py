@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from raydp.privacy.noise import NoiseKey
 
 
 def conditions(
-    *, device: str, micro_batch: int, config: Config, public: str | None, model: str | None
+    *, device: str, micro_batch: int, config: Config, public: str | None, model: str | None, workers: int = 1
 ) -> dict[str, Any]:
     """What decides a step's result to the last bit, besides the plan, the key, the private data and the seed.
 
@@ -35,6 +35,7 @@ def conditions(
         config: the hyperparameters.
         public: digest of the public examples, or None.
         model: digest of the file that the model comes from, or None.
+        workers: how many processes share the run: a batch may be cut otherwise for them.
     """
     capability = torch.cuda.get_device_name() if device == "cuda" else torch.backends.cpu.get_cpu_capability()
     return {
@@ -43,10 +44,29 @@ def conditions(
         "device": f"{device}, {platform.machine()}, {capability}",
         "threads": torch.get_num_threads(),
         "micro_batch": micro_batch,
+        "workers": workers,
         "config": dict(config),
         "public": public,
         "model": model,
     }
+
+
+def agreed(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The conditions of a run, from those of its workers by rank. Only their devices may differ.
+
+    Raises:
+        RaydpError: anything else differs.
+    """
+    first = workers[0]
+    for rank, other in enumerate(workers):
+        for name, value in other.items():
+            if name != "device" and value != first[name]:
+                raise RaydpError(
+                    f"worker {rank} has {name} = {value!r}, worker 0 has {first[name]!r}. Start all workers of a run "
+                    "alike."
+                )
+    devices = [other["device"] for other in workers]
+    return {**first, "device": devices[0] if len(set(devices)) == 1 else " | ".join(devices)}
 
 
 def data_mark(root: NoiseKey, fingerprint: str) -> str:

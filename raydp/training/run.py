@@ -2,10 +2,14 @@
 
 :func:`execute` is a generator: each report it yields is already durable, in this order: ledger, checkpoint, metrics. So
 nothing of a step is visible before the ledger counts it, and what a crash destroys was never seen by anyone.
+
+A run may be executed by several processes (:mod:`raydp.training.workers`). All of them draw the same batches, read
+parts of them, and release the same noisy sums, so all have the same weights; the first alone writes files.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -19,13 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from raydp import _validate, data, models
+from raydp._workers import ALONE, Workers, gather, own_part
 from raydp.data import Batch, Dataset
 from raydp.data.augmentation import Augmentation, apply, draw
 from raydp.errors import CorruptFile, Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
-from raydp.privacy.ledger import LedgerWriter
+from raydp.methods.hypernetwork_training import digest_of
+from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerFollower, LedgerRecorder, LedgerWriter
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
@@ -36,6 +42,7 @@ from raydp.training.gradients import PerExampleGradients, average_copies, equal_
 from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
+from raydp.training.workers import as_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,28 +137,60 @@ class Report:
         return self.step == self.steps
 
 
-def execute(spec: RunSpec) -> Iterator[Report]:
+def execute(spec: RunSpec, workers: Workers = ALONE) -> Iterator[Report]:
     """Run the plan, or what is left of it, yielding a report at each release.
+
+    Every worker calls this with the same specification and iterates to the end; all get the same reports. Whatever ends
+    one of them, its consumer's leaving included, ends the others. The directory, the key file and the data lie where
+    every worker finds them.
 
     Raises:
         Diverged: the weights left the finite numbers; the steps so far are in the ledger.
         LedgerRefusal: the plan has no room for a step.
-        RaydpError: the state on disk does not allow to go on (for example, the key is gone or the data changed), or
-            a private step failed.
+        WorkerFailed, WorkerLost: another worker ended with an error, or without a word.
+        RaydpError: the state on disk does not allow to go on (for example, the key is gone or the data changed), a
+            private step failed, or the workers do not have the same weights.
     """
-    last = _last_report(spec)
-    if last is not None and last.done:  # finished before; only the news of it was lost
-        yield last
-        return
-    spec.directory.mkdir(parents=True, exist_ok=True)
-    # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the block
-    # commits also when an exception is about to make an outcome visible.
-    with ExitStack() as ledgers:
-        ledger = ledgers.enter_context(LedgerWriter(spec.ledger_file, spec.plan))
-        held = None
-        if spec.holdout_plan is not None:
-            held = ledgers.enter_context(LedgerWriter(spec.holdout_ledger_file, spec.holdout_plan))
-        yield from _Run(spec, ledger, held, seen=0 if last is None else last.step).reports()
+    with as_one(workers):
+        first = workers.rank == 0
+        last = _shared(_last_report(spec) if first else None, workers)
+        if last is not None and last.done:  # finished before; only the news of it was lost
+            yield last
+            return
+        # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the
+        # block commits also when an exception is about to make an outcome visible.
+        with ExitStack() as ledgers:
+            writer = held = None
+            if first:
+                spec.directory.mkdir(parents=True, exist_ok=True)
+                writer = ledgers.enter_context(LedgerWriter(spec.ledger_file, spec.plan))
+                if spec.holdout_plan is not None:
+                    held = ledgers.enter_context(LedgerWriter(spec.holdout_ledger_file, spec.holdout_plan))
+            ledger = _followed(spec, writer, workers)
+            seen = 0 if last is None else last.step
+            yield from _Run(spec, ledger, held, seen=seen, workers=workers).reports()
+
+
+def _followed(spec: RunSpec, writer: LedgerWriter | None, workers: Workers) -> LedgerRecorder:
+    """The first worker's ledger, or one that follows it."""
+    entries = workers.share(None if writer is None else [dataclasses.asdict(entry) for entry in writer.ledger.entries])
+    if writer is not None:
+        return writer
+    assert entries is not None
+    budget = spec.plan.budget
+    existing = Ledger(
+        plan_digest=spec.plan.digest,
+        delta=budget.delta,
+        adjacency=budget.adjacency,
+        entries=tuple(LedgerEntry(**entry) for entry in entries),
+    )
+    return LedgerFollower(spec.ledger_file, spec.plan, existing)
+
+
+def _shared(report: Report | None, workers: Workers) -> Report | None:
+    """The first worker's report, on all of them."""
+    plain = workers.share(None if report is None else dataclasses.asdict(report))
+    return None if plain is None else Report(**plain)
 
 
 def _last_report(spec: RunSpec) -> Report | None:
@@ -173,10 +212,17 @@ class _Run:
     """The mutable state of a run: model, optimiser, average, policy and position."""
 
     def __init__(
-        self, spec: RunSpec, ledger: LedgerWriter, holdout_ledger: LedgerWriter | None = None, *, seen: int = 0
+        self,
+        spec: RunSpec,
+        ledger: LedgerRecorder,
+        holdout_ledger: LedgerWriter | None = None,
+        *,
+        seen: int = 0,
+        workers: Workers = ALONE,
     ) -> None:
         self.spec = spec
         self.ledger = ledger
+        self.workers = workers
         self.seen = seen  # steps whose outcome has been reported
         self.method: Method = method(spec.method)
         self.hyperparameters: Hyperparameters = self.method.parse(spec.config)
@@ -201,6 +247,7 @@ class _Run:
             input_shape=private.input_shape,
             task=self.task,
             num_classes=private.num_classes if self.task.classes else None,
+            workers=workers,
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
         # How the weights move; None for a method whose phases only observe.
@@ -220,16 +267,24 @@ class _Run:
             config=spec.config,
             public=None if self.public is None else self.public.digest(),
             model=models.model_digest(spec.model),
+            workers=workers.count,
         )
+        self.conditions = replay.agreed(gather(workers, self.conditions))
         root = self._root_key()
         self.keys = self._keys(root)
         self.holdout = None if holdout_ledger is None else self._holdout(holdout_ledger, root)
-        mark = private.fingerprint if self.holdout is None else fingerprint(private.fingerprint, self.dataset)
+        mark = private.fingerprint if spec.holdout_plan is None else fingerprint(private.fingerprint, self.dataset)
         self.data_mark = replay.data_mark(root, mark)
-        state = checkpoint.load_latest(spec.directory)
+        if workers.share(self.data_mark) != self.data_mark:
+            raise RaydpError(
+                f"the private data of worker {workers.rank}, or its key, are not those of worker 0. Give all workers "
+                "the same files."
+            )
+        state = workers.share(checkpoint.load_latest(spec.directory, device=spec.device) if workers.rank == 0 else None)
         replay.check(state, seen=self.seen, data_mark=self.data_mark, conditions=self.conditions, where=spec.directory)
         if state is None:
             self.policy.prepare()
+            workers.spread(list(self.model.state_dict().values()))  # machines may differ in the last bit
         decay = 0.0 if self.recipe is None else self.recipe.ema_decay
         self.average = WeightAverage(self.parameters, decay) if decay else None  # starts from the prepared weights
         if state is not None:
@@ -305,16 +360,20 @@ class _Run:
             return NoiseKey.insecure(spec.insecure_seed).derive(spec.seed)
         if spec.pairing_file is not None:
             return NoiseKey.load(spec.pairing_file)
-        if spec.key_file.exists():
-            return NoiseKey.load(spec.key_file)
-        if self.ledger.ledger.entries:
+        if self.workers.rank == 0 and not spec.key_file.exists():
+            if self.ledger.ledger.entries:
+                raise RaydpError(
+                    f"{spec.ledger_file} records steps, but the key {spec.key_file} is gone, so they cannot be "
+                    "replayed with the noise that was spent. The run is over; start a new trial."
+                )
+            NoiseKey.generate().save(spec.key_file)
+        self.workers.wait()
+        if not spec.key_file.exists():
             raise RaydpError(
-                f"{spec.ledger_file} records steps, but the key {spec.key_file} is gone, so they cannot be replayed "
-                "with the noise that was spent. The run is over; start a new trial."
+                f"worker {self.workers.rank} does not find the key {spec.key_file} that worker 0 has. All workers need "
+                "the run's directory and key under the same path: use storage that they share."
             )
-        key = NoiseKey.generate()
-        key.save(spec.key_file)
-        return key
+        return NoiseKey.load(spec.key_file)
 
     def _keys(self, root: NoiseKey) -> dict[str, NoiseKey]:
         """The secret key of each phase."""
@@ -387,6 +446,7 @@ class _Run:
             step=step,
             key=key,
             device=self.spec.device,
+            workers=self.workers,
         )
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
@@ -423,14 +483,14 @@ class _Run:
         )
 
     def _gradients(self, batch: Batch, phase: Phase, step: int, key: NoiseKey) -> Iterator[list[Tensor]]:
-        """Per-example gradients of the logical batch, a micro-batch at a time: of each example's augmented copies, as
-        the task randomises them, averaged."""
+        """Per-example gradients of this worker's part of the logical batch, a micro-batch at a time: of each example's
+        augmented copies, as the task randomises them, averaged. What is drawn is drawn for the whole batch."""
         n, multiplicity = len(batch), self.augmentation.multiplicity
         views = draw(self.augmentation, n, key.generator("augment", phase.name, step))
         shape = self.dataset.private.input_shape
         noise = self.task.draw(n * multiplicity, shape, key.generator("task", phase.name, step))
         limit = max(1, min(self.spec.micro_batch, self.gradients.preferred_batch) // multiplicity)
-        for part in equal_parts(n, limit):
+        for part in self._own_parts(n, limit):
             inputs, targets = self._placed(batch, part)
             if len(shape) == 3:
                 inputs = apply(inputs, views[part])
@@ -440,9 +500,14 @@ class _Run:
             yield average_copies(self.gradients(inputs, targets), multiplicity)
 
     def _vectors(self, engine: Engine, batch: Batch) -> Iterator[list[Tensor]]:
-        """What an engine of the policy's own computes of the examples themselves, a micro-batch at a time."""
-        for part in equal_parts(len(batch), max(1, min(self.spec.micro_batch, engine.preferred_batch))):
+        """What an engine of the policy's own computes of this worker's examples themselves, a micro-batch at a time."""
+        for part in self._own_parts(len(batch), max(1, min(self.spec.micro_batch, engine.preferred_batch))):
             yield engine(*self._placed(batch, part))
+
+    def _own_parts(self, count: int, limit: int) -> list[slice]:
+        """This worker's micro-batches of a logical batch of ``count`` examples; it may have none."""
+        parts = equal_parts(count, limit, workers=self.workers.count)
+        return parts[own_part(len(parts), self.workers)]
 
     def _placed(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
         """Normalised inputs and targets of a part of a batch, on the device."""
@@ -450,8 +515,15 @@ class _Run:
         return inputs, batch.targets[part].to(self.spec.device)
 
     def _release(self) -> Report:
-        """The release barrier: ledger, checkpoint, metrics, and only then the report."""
+        """The release barrier: ledger, checkpoint, metrics, and only then the report, on all workers."""
+        self._check_equal_weights()
         self.ledger.commit()
+        report = _shared(self._published() if self.workers.rank == 0 else None, self.workers)
+        assert report is not None
+        return report
+
+    def _published(self) -> Report:
+        """The report, once it is durable: the first worker's part of the release."""
         checkpoint.save(self.spec.directory, self.step, self._state())
         report = Report(
             step=self.step,
@@ -467,6 +539,23 @@ class _Run:
             checkpoint.remove(self.spec.directory)
             NoiseKey.destroy(self.spec.key_file)
         return report
+
+    def _check_equal_weights(self) -> None:
+        """All workers computed the same weights, before anything of them is kept.
+
+        Raises:
+            RaydpError: this one did not. WorkerFailed: another one did not.
+        """
+        if self.workers.count == 1:
+            return
+        own = digest_of({}, self.model.state_dict())
+        if self.workers.share(own) != own:
+            raise RaydpError(
+                f"the weights of worker {self.workers.rank} are not those of worker 0 after step {self.step} of "
+                f"{self.spec.plan.steps}: equal sums moved them differently. Nothing was released since the last "
+                "report. Use machines of one kind, or a single worker."
+            )
+        self.workers.wait()
 
     def _released_weights(self) -> dict[str, Tensor]:
         """State of the model that the metrics were measured on: the averaged weights where there is an average."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from raydp._workers import ALONE, Workers
 from raydp.geometry import Geometry
 from raydp.geometry.base import MeasuredGeometry
 from raydp.geometry.clipping import clip, clip_factors, scale_factors
@@ -96,10 +97,10 @@ class _GradientGrid:
 
 @dataclass(kw_only=True)
 class ClippedSum:
-    """Accumulates the clipped sum of one *logical* batch over its micro-batches (or, later, workers).
+    """Accumulates the clipped sum of one *logical* batch over its micro-batches and workers.
 
-    Micro-batches are a performance knob: each example is projected, clipped and put on the grid alone, and the integers
-    are added exactly, so how they are cut changes nothing.
+    Both are performance knobs: each example is projected, clipped and put on the grid alone, and the integers
+    are added exactly, so how the batch is cut changes nothing.
 
     With a :class:`~raydp.geometry.base.MeasuredGeometry` the sum is that of the gradients, each scaled by C over the
     length of its coordinates and put on a grid of its own, so that it is exact; it is projected in float64 and put on
@@ -193,8 +194,12 @@ def private_gradient(
     step: int,
     key: NoiseKey,
     device: str = "cpu",
+    workers: Workers = ALONE,
 ) -> list[Tensor]:
     """One private step over micro-batches of per-example gradients: project, clip, sum, noise, divide.
+
+    Every worker brings the micro-batches of its own part of the logical batch, possibly none. Their sums are added,
+    which is exact, before the one noise draw; each worker computes the same release.
 
     Returns:
         The released coordinates (before ``geometry.lift``); everything computed from them is post-processing.
@@ -202,6 +207,7 @@ def private_gradient(
     total = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device)
     for gradients in batches:
         total.add(gradients)
+    workers.sum(total.total)
     return release(total, phase=phase, step=step, key=key)
 
 

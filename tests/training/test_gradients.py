@@ -129,5 +129,7 @@ def test_copies_of_an_example_are_averaged_before_clipping() -> None:
 def test_parts_are_few_equal_and_cover_the_batch(count: int, limit: int) -> None:
     parts = [range(count)[part] for part in equal_parts(count, limit)]
     assert [index for part in parts for index in part] == list(range(count))
-    assert len(parts) == -(-count // limit)
+    fewest = -(-count // limit)
+    assert len(parts) in (fewest, fewest + 1)
+    assert len(parts) % 2 == 0 or len(parts) in (1, count)
     assert all(max(map(len, parts)) - len(part) <= 1 and 0 < len(part) <= limit for part in parts)
