@@ -19,7 +19,7 @@ from raydp import _validate
 from raydp.errors import InvalidValue, LedgerRefusal, RaydpError
 from raydp.privacy.ledger import LedgerRecorder
 from raydp.privacy.mechanism import Phase
-from raydp.privacy.noise import NoiseKey, poisson_sample
+from raydp.privacy.noise import NoiseKey, poisson_members, poisson_sample
 
 _log = logging.getLogger("raydp.data")
 
@@ -116,7 +116,7 @@ class PrivateData:
         InvalidValue: as for :class:`PublicData`.
     """
 
-    __slots__ = ("__fingerprint", "__inputs", "__targets", "name", "num_classes")
+    __slots__ = ("__fingerprint", "__inputs", "__members", "__size", "__targets", "name", "num_classes")
 
     def __init__(
         self,
@@ -128,7 +128,32 @@ class PrivateData:
     ) -> None:
         self.name = name
         self.__inputs, self.__targets, self.num_classes = _checked(name, inputs, targets, num_classes)
+        self.__members: np.ndarray | None = None
+        self.__size = len(self.__targets)
         self.__fingerprint: str | None = None
+
+    def part(self, *, key: NoiseKey, fraction: float, rest: bool) -> PrivateData:
+        """A secret part of these examples: a Poisson subsample, or with ``rest`` everything that is not in it.
+
+        Its length is the *expected* number of its examples (:func:`part_sizes`), which is public; how many are really
+        in it, and who, is a secret of the key. The tensors are shared, not copied.
+
+        Raises:
+            InvalidValue: the fraction is out of range, or leaves one of the two parts without an expected example; or
+                these are a part already.
+        """
+        if self.__members is not None:
+            raise InvalidValue("private data", self.name, "are a part already", "Take the part of the whole data set.")
+        sizes = part_sizes(len(self), fraction)
+        members = poisson_members(key, fraction, len(self))
+        found = PrivateData(
+            name=f"{self.name} ({'the rest' if rest else 'a secret subsample'})",
+            inputs=self.__inputs,
+            targets=self.__targets,
+            num_classes=self.num_classes,
+        )
+        found.__members, found.__size = ~members if rest else members, sizes[rest]
+        return found
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -147,6 +172,8 @@ class PrivateData:
             digest = hashlib.sha256(repr((tuple(self.__inputs.shape), self.num_classes)).encode())
             digest.update(self.__inputs.contiguous().numpy().data)
             digest.update(self.__targets.contiguous().numpy().data)
+            if self.__members is not None:
+                digest.update(self.__members.tobytes())
             self.__fingerprint = digest.hexdigest()
         return self.__fingerprint
 
@@ -170,7 +197,7 @@ class PrivateData:
         if phase not in ledger.plan.phases:
             raise LedgerRefusal(f"Phase {phase.name!r} with these parameters is not in the plan of {ledger.path}.")
         ledger.record(phase.name, step)
-        indices = torch.from_numpy(poisson_sample(key, phase, step))
+        indices = torch.from_numpy(poisson_sample(key, phase, step, self.__members))
         return Batch(self.__inputs[indices], self.__targets[indices], indices)
 
     def shared_with(self, public: PublicData) -> list[int]:
@@ -191,15 +218,17 @@ class PrivateData:
         if not isinstance(reason, str) or not reason.strip():
             raise InvalidValue("reason", reason, "must say what for", "Write a sentence; it goes into the log.")
         _log.warning("NON-PRIVATE access to all %d examples of %r: %s", len(self), self.name, reason)
+        chosen = slice(None) if self.__members is None else torch.from_numpy(self.__members)
         return PublicData(
             name=f"{self.name} (non-private access)",
-            inputs=self.__inputs,
-            targets=self.__targets,
+            inputs=self.__inputs[chosen],
+            targets=self.__targets[chosen],
             num_classes=self.num_classes,
         )
 
     def __len__(self) -> int:
-        return len(self.__targets)
+        """The number of examples; of a secret part the expected one."""
+        return self.__size
 
     def __repr__(self) -> str:
         return f"PrivateData({self.name!r}, {_described(self.__inputs, self.num_classes)})"
@@ -226,6 +255,24 @@ class PrivateData:
             f"The private data {self.name!r} are not pickled or copied: the copy would lie wherever the pickle goes "
             "(Ray's object store, a checkpoint). Send the name or path, and call raydp.data.load there."
         )
+
+
+def part_sizes(population: int, fraction: float) -> tuple[int, int]:
+    """Expected sizes, rounded, of a Poisson subsample and of the rest; they add up to the population.
+
+    Raises:
+        InvalidValue: a part would have no expected example.
+    """
+    fraction = _validate.between("selection.fraction", fraction, 0, 1, low_open=True, high_open=True)
+    inside = round(fraction * population)
+    if not 0 < inside < population:
+        raise InvalidValue(
+            "selection.fraction",
+            fraction,
+            f"leaves {inside} of {population} private examples to tune on",
+            "Choose a fraction that gives both parts at least one expected example.",
+        )
+    return inside, population - inside
 
 
 _INPUTS = {torch.uint8: (4, "images"), torch.float32: (2, "rows of features")}

@@ -6,7 +6,7 @@ from raydp.privacy.cache import PlanCache
 from raydp.privacy.calibration import calibrate
 from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
 from raydp.privacy.mechanism import Mechanism, Phase, PhaseSpec
-from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE, NoiseKey, poisson_sample
+from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE, NoiseKey, poisson_members, poisson_sample
 from raydp.privacy.plan import SPLITS, Interval, Plan
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "PlanCache",
     "calibrate",
     "epsilon",
+    "poisson_members",
     "poisson_sample",
 ]

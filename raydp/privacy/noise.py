@@ -217,7 +217,7 @@ class NoiseKey:
         )
 
 
-def poisson_sample(key: NoiseKey, phase: Phase, step: int) -> np.ndarray:
+def poisson_sample(key: NoiseKey, phase: Phase, step: int, members: np.ndarray | None = None) -> np.ndarray:
     """The Poisson sample of one step: sorted int64 indices of the examples that take part, possibly none.
 
     Each of the ``phase.spec.population`` examples takes part with probability ``phase.sample_rate``, independently
@@ -225,12 +225,29 @@ def poisson_sample(key: NoiseKey, phase: Phase, step: int) -> np.ndarray:
     ``("sample", phase.name, step)`` with floor(q·2^64), whoever asks and however many workers share the batch; so the
     probability is q rounded down to 64 bits, never above q.
 
+    Args:
+        members: None, or which examples of a larger data set belong to a secret part of it, bool (M,); then
+            ``phase.spec.population`` is the part's expected size. Every example of the data set has a word of its own,
+            so whether one takes part depends on its own membership only.
+
     Raises:
         InvalidValue: the phase has no such step.
     """
     step = _validate.integer(f"{phase.name}.step", step, low=0, high=phase.steps - 1)
-    takes_part = key.generator("sample", phase.name, step).below(phase.sample_rate, phase.spec.population)
-    return np.flatnonzero(takes_part).astype(np.int64)
+    count = phase.spec.population if members is None else len(members)
+    takes_part = key.generator("sample", phase.name, step).below(phase.sample_rate, count)
+    return np.flatnonzero(takes_part if members is None else takes_part & members).astype(np.int64)
+
+
+def poisson_members(key: NoiseKey, fraction: float, population: int) -> np.ndarray:
+    """A secret Poisson subsample, drawn once for a whole search: bool (population,), which examples are in it.
+
+    Example i is in with probability ``fraction`` (rounded down to 64 bits), independently of all others. The same key
+    gives the same subsample; how many are in it is as secret as who is.
+    """
+    fraction = _validate.between("fraction", fraction, 0, 1, low_open=True, high_open=True)
+    population = _validate.integer("population", population, low=1)
+    return key.generator("subsample").below(fraction, population)
 
 
 def _prf(secret: bytes, address: Sequence[str | int], *, person: bytes) -> bytes:

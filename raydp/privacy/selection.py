@@ -11,7 +11,8 @@ random_stopping     of the released result. The number of trials K is random and
                     independently from one distribution, only the best trial is released; the budget of a trial is
                     solved (:func:`trial_budget`) so that the result satisfies the search's budget.
 subsample           of each trial and of the final run; trials see only a secret Poisson subsample of the private
-                    examples, which amplifies what they cost.
+                    examples, and one final run takes the best config to the rest or to all. What both together cost is
+                    stated (:mod:`raydp.privacy.selection_subsample`), not solved for.
 public              of each trial. The objective and the data that it is measured on in the search are public, so that
                     choosing costs nothing. The result costs what its own run costs.
 ==================  ==========================================================================================
@@ -29,6 +30,7 @@ from raydp.privacy import stopping
 from raydp.privacy.stopping import NegativeBinomial, Poisson, Runs
 
 FINALS = ("rest", "all")
+SCALINGS = ("all", "sizes", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,25 +117,31 @@ class Subsample:
     Attributes:
         fraction: in (0, 1), the probability with which each private example is used for tuning.
         final: ``rest`` (the final run trains on the examples that were not used for tuning) or ``all``.
+        scaling: how the config of the best trial is carried over to the final run, which expects r times as many
+            examples. ``all``: batch sizes, and the learning rate of ``sgd``, are multiplied by r, so that sample rate,
+            steps and noise multiplier stay about as they were tuned (Koskela & Kulkarni 2023); ``sizes``: batch sizes
+            alone; ``none``: it is kept as it is.
     """
 
     fraction: float
     final: str = "rest"
+    scaling: str = "all"
 
     rule: ClassVar[str] = "subsample"
     theorem: ClassVar[str] = (
-        "Tuning on a Poisson subsample (Koskela & Kulkarni 2023, arXiv 2301.11989), by joint convexity of the Renyi "
-        "moments."
+        "Tuning on a secret Poisson subsample, where trials compose, then one final run (Koskela & Kulkarni 2023, "
+        "arXiv 2301.11989; amplification: Balle, Barthe & Gaboardi 2018, arXiv 1807.01647)."
     )
 
     def __post_init__(self) -> None:
         fraction = _validate.between("selection.fraction", self.fraction, 0, 1, low_open=True, high_open=True)
         object.__setattr__(self, "fraction", fraction)
         _validate.one_of("selection.final", self.final, FINALS)
+        _validate.one_of("selection.scaling", self.scaling, SCALINGS)
 
     def to_json(self) -> dict[str, Any]:
         """The stable JSON form."""
-        return {"rule": self.rule, "fraction": self.fraction, "final": self.final}
+        return {"rule": self.rule, "fraction": self.fraction, "final": self.final, "scaling": self.scaling}
 
 
 Selection = Public | Composition | RandomStopping | Subsample
@@ -202,6 +210,7 @@ def _number(whole: str, text: str) -> float:
 __all__ = [
     "FINALS",
     "RULES",
+    "SCALINGS",
     "Composition",
     "Public",
     "RandomStopping",

@@ -113,12 +113,12 @@ def profile_bound(profile: Profile, runs: Runs, delta: float) -> Bound:
     """
     delta = _validate.between("delta", delta, 0, 1, low_open=True, high_open=True)
     theorem = "privacy-profile bound (Koskela, Redberg & Wang 2024)"
-    first = _least(lambda epsilon: profile(epsilon) - delta / runs.mean)
+    first = least(lambda epsilon: profile(epsilon) - delta / runs.mean)
     if isinstance(runs, Poisson):
         distance = profile(0.0)
         parts = {"e1": first, "delta_0": distance}
         return Bound(epsilon=first + runs.mean * distance, theorem=theorem, parts=parts)
-    hat = _least(lambda epsilon: profile(epsilon) - hat_allowance(runs, epsilon))
+    hat = least(lambda epsilon: profile(epsilon) - hat_allowance(runs, epsilon))
     return Bound(epsilon=first + (runs.eta + 1) * hat, theorem=theorem, parts={"e1": first, "e_hat": hat})
 
 
@@ -169,7 +169,7 @@ def best(bounds: Sequence[Bound]) -> Bound:
     return min(bounds, key=lambda bound: bound.epsilon)
 
 
-def _least(excess: Callable[[float], float]) -> float:
+def least(excess: Callable[[float], float]) -> float:
     """The smallest epsilon >= 0 with excess(epsilon) <= 0, rounded up; ``excess`` changes its sign once."""
     if excess(0.0) <= 0:
         return 0.0
@@ -191,6 +191,7 @@ __all__ = [
     "Profile",
     "best",
     "hat_allowance",
+    "least",
     "point_bound",
     "point_profile",
     "profile_bound",

@@ -20,7 +20,7 @@ from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
 from raydp.privacy.selection import Composition, RandomStopping, Selection, Subsample
-from raydp.search import holdout
+from raydp.search import holdout, subsample
 from raydp.search.dimensions import describe
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
@@ -187,13 +187,7 @@ class Search:
             self._check_random_stopping()
         holdout.check_definition(self)
         if isinstance(self.selection, Subsample):
-            raise InvalidValue(
-                "selection",
-                self.selection.rule,
-                "has a bound here (raydp.privacy.selection_bounds.subsample_curve) and no runner: no search trains on "
-                "a secret subsample yet",
-                "Choose composition, public or random stopping.",
-            )
+            subsample.check_definition(self)
 
     def _check_objectives(self) -> None:
         known = self.target_task.metrics
@@ -373,32 +367,52 @@ class Search:
         return {name: value for name, value in values.items() if name in own or name not in others}
 
     def plan_for(
-        self, config: Config, budget: Budget | None = None, *, cross_check: Sequence[str] = ("pld", "prv", "rdp")
+        self,
+        config: Config,
+        budget: Budget | None = None,
+        *,
+        cross_check: Sequence[str] = ("pld", "prv", "rdp"),
+        final: bool = False,
     ) -> Plan:
         """The certified plan of a proposed config, from the cache where it was made before.
 
         Args:
             budget: of the trial; None takes :attr:`trial_budget`.
             cross_check: accountants whose bounds join the certificate.
+            final: of the final run after tuning on a subsample, whose config is one of :meth:`final_config`.
 
         Raises:
             Infeasible: no noise multiplier exists; with the reason.
             InvalidValue, UnknownName: the config is not one of the method.
         """
-        from raydp import data
         from raydp.privacy.cache import PlanCache
         from raydp.privacy.calibration import calibrate
 
         chosen, hyperparameters, _ = self.point(config)
-        population = len(data.load(self.data, limit=self.data_limit).private)
         return calibrate(
             budget=budget or self.trial_budget,
-            phases=chosen.phases(hyperparameters, population=population),
+            phases=chosen.phases(hyperparameters, population=self.population(final=final)),
             accountant=self.accountant,
             split=self.split,
             cross_check=cross_check,
             cache=PlanCache(),
         )
+
+    def population(self, *, final: bool = False) -> int:
+        """The public number of private examples that plans are made for: of all, or of a secret part.
+
+        Args:
+            final: of the final run after tuning on a subsample.
+        """
+        from raydp import data
+
+        whole = len(data.load(self.data, limit=self.data_limit).private)
+        return subsample.population(self, whole, final=final)
+
+    def final_config(self, config: Config) -> dict[str, Scalar]:
+        """The config of the final run after tuning on a subsample, from that of a trial."""
+        _, hyperparameters, _ = self.point(config)
+        return subsample.final_config(self, hyperparameters, config)
 
     def holdout_plan_for(self, plan: Plan) -> Plan | None:
         """The certified plan of what a run under ``plan`` releases of a private hold-out; None without a budget."""

@@ -8,7 +8,7 @@ from raydp import data, tasks
 from raydp.data import Dataset
 from raydp.errors import InvalidValue
 from raydp.privacy.plan import Plan
-from raydp.privacy.selection import Composition
+from raydp.privacy.selection import Composition, Subsample
 from raydp.training.holdout import phase_of, reports_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def check_definition(search: Search) -> None:
         (
             "selection",
             search.rule.rule,
-            isinstance(search.rule, Composition),
+            isinstance(search.rule, Composition | Subsample),
             "has no stated cost for a private hold-out: holdout_budget is composed over all trials",
             "Set selection='composition', or leave out holdout_budget.",
         ),

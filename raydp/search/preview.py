@@ -78,7 +78,7 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
     held = None
     if solved:
         held = _holdout(search, solved[0][1])
-        selected = selection_preview.describe(search, solved[0][1])
+        selected = selection_preview.describe(search, solved[0][1], solved[0][0])
         cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])
     return {
         "budget": search.budget.to_json(),

@@ -62,6 +62,7 @@ class TrialRecord:
             damaged ledger.
         holdout_plan: digest of the plan under which a private hold-out is measured; None where it is not.
         holdout_heads: as ``heads``, of the ledgers of the hold-out.
+        final: the run with the best config after tuning on a subsample, and no trial of the tuning.
 
     Raises:
         InvalidValue, UnknownName: a field breaks its rule.
@@ -81,6 +82,7 @@ class TrialRecord:
     heads: Mapping[str, str | None] = field(default_factory=dict)
     holdout_plan: str | None = None
     holdout_heads: Mapping[str, str | None] = field(default_factory=dict)
+    final: bool = False
 
     def __post_init__(self) -> None:
         _validate.name("key", self.key)
@@ -139,6 +141,7 @@ class TrialRecord:
             "seconds": self.seconds,
             "epsilon": {name: interval.to_json() for name, interval in self.epsilon.items()},
             "measured_on": self.measured_on,
+            "final": self.final,
         }
 
 
@@ -189,6 +192,7 @@ def _apply(
             config=event["config"],
             plan=plan,
             holdout_plan=event.get("holdout_plan"),
+            final=event.get("final") is True,
         )
     elif kind == "infeasible":
         key = event["key"]

@@ -39,11 +39,13 @@ from raydp.privacy import accountants
 from raydp.privacy import selection as selections
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import Interval
-from raydp.privacy.selection import Public, RandomStopping, Selection
+from raydp.privacy.selection import Public, RandomStopping, Selection, Subsample
+from raydp.privacy.selection_bounds import Bound
 from raydp.privacy.selection_budget import released
+from raydp.search import subsample
 from raydp.search.records import STATES, TrialRecord
 from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
-from raydp.search.spending import OF_MEMBERS, Composition, executed_mechanisms, is_family, largest
+from raydp.search.spending import OF_MEMBERS, Composition, executed_mechanisms, is_family, largest, merged
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +69,7 @@ class Result:
         runs: how many runs executed at least one step.
         trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
         holdout_mechanisms: all releases of a private hold-out, merged; the source of :attr:`epsilon_holdout`.
+        parts: what ran on a secret subsample, and what ran as the final run; None for other selections.
     """
 
     directory: Path
@@ -76,6 +79,7 @@ class Result:
     runs: int = 0
     trial_budget: Budget | None = None
     holdout_mechanisms: Composition = field(default=(), repr=False)
+    parts: tuple[Composition, Composition] | None = field(default=None, repr=False)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
@@ -87,10 +91,15 @@ class Result:
         """
         opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
         compositions, runs = executed_mechanisms(opened)
+        records, parts = opened.records(), None
+        if subsample.rule_of(opened.definition) is not None:
+            tuning, final = subsample.spent(opened, records)
+            parts = merged(tuning), merged(final)
         return cls(
             directory=opened.path,
             search=opened.definition,
-            trials=tuple(opened.records().values()),
+            parts=parts,
+            trials=tuple(records.values()),
             compositions=compositions,
             runs=runs,
             trial_budget=trial_budget(opened),
@@ -117,9 +126,13 @@ class Result:
         """Bounds of epsilon of what the search releases, at the search's delta, by the theorem of its selection.
 
         ``composition``: :attr:`epsilon_search`, whatever is released. ``random_stopping``: of the one released trial,
-        for those who do not know the rest; its lower bound is that of the trial alone. ``public``: zero.
+        for those who do not know the rest; its lower bound is that of the trial alone. ``subsample``: of all trials and
+        the final run, for those who do not know who is in the subsample; no lower bound is claimed. ``public``: zero.
         """
         rule = self.selection
+        if isinstance(rule, Subsample):
+            upper = self.subsample_bound.epsilon
+            return Interval(lower=0.0, estimate=upper, upper=upper, accountant="pld")
         if isinstance(rule, Public):
             return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant="public data")
         if not isinstance(rule, RandomStopping):
@@ -129,6 +142,18 @@ class Result:
             return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant=self.accountant)
         upper = released(rule, trial).epsilon
         return Interval(lower=min(self.epsilon_search.lower, upper), estimate=upper, upper=upper, accountant="pld")
+
+    @cached_property
+    def subsample_bound(self) -> Bound:
+        """What tuning on a subsample and the final run cost, and the theorem. For that selection alone.
+
+        Raises:
+            InvalidValue: the search has another selection.
+        """
+        rule = self.selection
+        if not isinstance(rule, Subsample) or self.parts is None:
+            raise InvalidValue("selection", rule.rule, "must be subsample", "Use result.epsilon_released.")
+        return subsample.cost(rule, self.search_budget, *self.parts)
 
     @property
     def accountant(self) -> str:
@@ -157,6 +182,8 @@ class Result:
     def best(self) -> TrialRecord | None:
         """The complete trial with the best mean over its seeds (of equals the earliest); None if there is none.
 
+        After tuning on a subsample it is the final run, as soon as that is complete, whatever the trials scored.
+
         Raises:
             InvalidValue: the search has several objectives.
         """
@@ -167,8 +194,11 @@ class Result:
 
     @cached_property
     def ranked(self) -> tuple[TrialRecord, ...]:
-        """The complete trials that have every objective, the best first by the first one; equals by their numbers."""
-        return tuple(sorted(self._candidates(), key=lambda trial: -self._scores(trial)[0]))
+        """The complete trials that have every objective, the best first by the first one; equals by their numbers.
+
+        The final run after tuning on a subsample stands before all trials.
+        """
+        return tuple(sorted(self._candidates(), key=lambda trial: (not trial.final, -self._scores(trial)[0])))
 
     @property
     def pareto(self) -> tuple[TrialRecord, ...]:
@@ -416,6 +446,13 @@ class Result:
                 f"epsilon of the released result: {_epsilon(self.epsilon_released)} (target {budget.epsilon:g}, delta "
                 f"{budget.delta:g}; selection random_stopping, {bound.theorem}, for those who do not know the number "
                 "of trials)"
+            )
+        if isinstance(rule, Subsample):
+            where = "the rest" if rule.final == "rest" else "all examples"
+            return (
+                f"epsilon of the released result: {_epsilon(self.epsilon_released)} (delta {budget.delta:g}; trials "
+                f"and final run; selection subsample, tuned on a fraction of {rule.fraction:g}, final run on "
+                f"{where}; {self.subsample_bound.theorem}; for those who do not know who is in the subsample)"
             )
         runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         whole = _epsilon(self.epsilon_search)

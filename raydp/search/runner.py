@@ -22,7 +22,7 @@ from torch import nn
 from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
-from raydp.search import holdout, statement
+from raydp.search import holdout, statement, subsample
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
@@ -92,6 +92,13 @@ def resume(
             "would void random stopping, whose number of trials is drawn before anything runs",
             "Start a new search; it has its own cost.",
         )
+    if extra_trials and subsample.final_of(opened.records()) is not None:
+        raise InvalidValue(
+            "--trials",
+            extra_trials,
+            "comes too late: the final run has begun with the config that tuning chose",
+            "Start a new search; it has its own cost.",
+        )
     if tracking_uri is None:
         tracking_uri = next((e["tracking_uri"] for e in reversed(opened.events()) if e["event"] == "driver"), None)
     return _drive(search, opened, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=extra_trials)
@@ -120,13 +127,14 @@ def check(search: Search) -> None:
             "would be an unaccounted query of private examples",
             "Use data with a public hold-out, or set selection='composition', where metrics are labelled non-private.",
         )
+    population = search.population()
     wanting, refused, feasible = [], [], False
     for config in (*search.point_space.corners(), search.point_space.centre()):
         chosen, hyperparameters, _ = search.point(config)
         if chosen.uses_public(hyperparameters):
             wanting.append(chosen.name)
         try:
-            chosen.phases(hyperparameters, population=len(dataset.private))
+            chosen.phases(hyperparameters, population=population)
             feasible = True
         except InvalidValue as error:  # a corner may be infeasible: that is a trial's matter
             refused.append(error)
@@ -142,7 +150,7 @@ def check(search: Search) -> None:
         )
     if search.public is not None:
         data.check_public(
-            data.load_public(search.public, limit=search.public_limit, set_size=len(dataset.private)), dataset.private
+            data.load_public(search.public, limit=search.public_limit, set_size=population), dataset.private
         )
 
 

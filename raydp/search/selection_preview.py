@@ -8,24 +8,27 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from raydp.errors import Infeasible, InvalidValue
+from raydp.methods.base import Config
 from raydp.privacy import gaussian
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import Plan
-from raydp.privacy.selection import Public, RandomStopping
+from raydp.privacy.selection import Public, RandomStopping, Subsample
 from raydp.privacy.selection_bounds import ORDERS, renyi_epsilon, subsample_curve
 from raydp.privacy.selection_budget import released, trial_budget
 from raydp.privacy.stopping import NegativeBinomial
+from raydp.search import subsample
 from raydp.search.definition import Search
 
 _LEVELS = (0.5, 0.9, 0.95, 0.99)
 _FRACTION = 0.1
 
 
-def describe(search: Search, plan: Plan) -> dict[str, Any]:
+def describe(search: Search, plan: Plan, config: Config) -> dict[str, Any]:
     """The JSON form: ``rule``, ``theorem``, what a trial and the released result cost, and :func:`alternatives`.
 
     Args:
-        plan: of one trial, such as the one at the centre of the space.
+        plan, config: of one trial, such as the one at the centre of the space.
     """
     rule, trial = search.rule, search.trial_budget
     record: dict[str, Any] = {
@@ -46,8 +49,34 @@ def describe(search: Search, plan: Plan) -> dict[str, Any]:
         runs = max(2, round(rule.runs.mean))
     elif isinstance(rule, Public):
         record["epsilon_of_the_released_result"] = 0.0
+    elif isinstance(rule, Subsample):
+        record.update(_subsample(search, rule, config, plan, runs))
     record["same_budget_under_other_rules"] = alternatives(search.budget, runs)
     return record
+
+
+def _subsample(search: Search, rule: Subsample, config: Config, plan: Plan, runs: int) -> dict[str, Any]:
+    """What tuning with ``runs`` runs of this plan and a final run of its config would cost, if all of them finish."""
+    record: dict[str, Any] = {
+        "fraction": rule.fraction,
+        "expected_examples_of_a_trial": search.population(),
+        "expected_examples_of_the_final_run": search.population(final=True),
+    }
+    try:
+        carried = search.final_config(config)
+        final = search.plan_for(carried, final=True, cross_check=())
+    except (Infeasible, InvalidValue) as error:
+        return {**record, "no_final_run": str(error)}
+    changed = {name: value for name, value in carried.items() if config.get(name) != value}
+    bound = subsample.cost(rule, search.budget, plan.mechanisms * runs, final.mechanisms)
+    return {
+        **record,
+        "final_run_changes": changed,
+        "epsilon_of_the_final_run": final.epsilon.upper,
+        "epsilon_of_the_released_result": bound.epsilon,
+        "bound": bound.theorem,
+        "runs_on_the_subsample": runs,
+    }
 
 
 def alternatives(budget: Budget, runs: int) -> dict[str, float]:

@@ -17,8 +17,9 @@ from raydp.errors import CorruptFile, Infeasible, InvalidValue, RaydpError
 from raydp.privacy.accountants.rdp import RunningRdp
 from raydp.privacy.ledger import Ledger
 from raydp.privacy.noise import NoiseKey
-from raydp.privacy.plan import Interval
-from raydp.search import holdout
+from raydp.privacy.plan import Interval, Plan
+from raydp.privacy.selection import Subsample
+from raydp.search import holdout, subsample
 from raydp.search.definition import Search
 from raydp.search.display import Display
 from raydp.search.records import FINISHED, TrialRecord, key_of
@@ -68,10 +69,11 @@ class Session:
         extended = sum(int(event["trials"]) for event in directory.events() if event["event"] == "extended")
         self.target = (search.trials if terms is None else terms.runs) + extended
         records = directory.records()
-        self._sampling.restore(list(records.values()), metrics=search.metrics)
+        self._sampling.restore([record for record in records.values() if not record.final], metrics=search.metrics)
         self._records: dict[str, TrialRecord] = {}
         self._states: Counter[str] = Counter()  # how many records are in which state
         self._best: tuple[float, TrialRecord] | None = None
+        self._final: TrialRecord | None = None  # the run after tuning on a subsample
         for record in records.values():
             self._keep(record)
         #: To be handed out before anything new: trials of an earlier driver, and those whose process died.
@@ -84,14 +86,22 @@ class Session:
         self._streak = 0
         self._finished_here = 0
         self._prepare_pairing()
+        if isinstance(search.rule, Subsample) and self.left > 0:
+            subsample.prepare_key(search, directory, records)
 
     @property
     def left(self) -> int:
-        """Trials that are still to be started or finished."""
+        """Trials that are still to be started or finished, the final run after tuning on a subsample among them."""
         new = self.target - self._feasible
         if self._sampling.size is not None:  # a grid may have fewer points than the search wants trials
             new = min(new, self._sampling.size - self._sampling.next_number)
-        return self._unended + max(0, new)
+        tuning = self._unended + max(0, new)
+        return tuning + self._final_to_come(tuning > 0)
+
+    def _final_to_come(self, tuning: bool) -> bool:
+        """Whether there will be a final run; ``tuning``: trials are still to be started or finished."""
+        wanted = isinstance(self.search.rule, Subsample) and self._final is None
+        return wanted and (tuning or self._best is not None)
 
     def extend(self, trials: int) -> None:
         """Add trials to the search, durably."""
@@ -117,7 +127,7 @@ class Session:
         while self._feasible < self.target:
             proposal = self._sampling.ask()
             if proposal is None:
-                return None
+                break
             record = self._propose(proposal.number, proposal.config)
             if record.state != "infeasible":
                 self._streak = 0
@@ -129,6 +139,8 @@ class Session:
                     "Widen the space, or look at it with `raydp plan`."
                 )
                 return None
+        if not self._unended and self._final_to_come(tuning=False):
+            return self._propose_final()
         return None
 
     def started(self, key: str) -> None:
@@ -156,8 +168,11 @@ class Session:
         number = self._records[key].number
         if state == "complete":
             record = replace(self._records[key], metrics={name: tuple(values) for name, values in metrics.items()})
-            if not self._sampling.complete(number, [record.mean(metric) for metric in self.search.metrics]):
+            means = [record.mean(metric) for metric in self.search.metrics]
+            if not (None not in means if record.final else self._sampling.complete(number, means)):
                 state, reason = "diverged", "a metric is missing or not finite"
+        if state == "complete" or self._records[key].final:
+            pass  # the sampler knows, or has nothing to learn from it
         elif state == "diverged":
             self._sampling.diverged(number, reason)
         else:
@@ -222,9 +237,10 @@ class Session:
             NoiseKey.destroy(self.directory.secrets / f"{key}-{position}.key")
 
     def close(self) -> None:
-        """Destroy the pairing secret once nothing will be replayed any more."""
+        """Destroy the secrets that runs share once nothing will be replayed any more."""
         if self.left == 0:
             NoiseKey.destroy(self.directory.secrets / "pairing.key")
+            NoiseKey.destroy(subsample.key_file(self.directory))
 
     # Inside.
 
@@ -233,6 +249,9 @@ class Session:
         try:
             plan = self.search.plan_for(config, None if self.terms is None else self.terms.budget)
             held = self.search.holdout_plan_for(plan)
+            if isinstance(self.search.rule, Subsample):  # it must be possible to carry the config over
+                chosen, hyperparameters, _ = self.search.point(self.search.final_config(config))
+                chosen.phases(hyperparameters, population=self.search.population(final=True))
         except (Infeasible, InvalidValue) as error:
             self._sampling.infeasible(number, str(error))
             self.directory.append(
@@ -241,26 +260,55 @@ class Session:
             record = TrialRecord(key=key, number=number, state="infeasible", config=config, reason=str(error))
             self._display.infeasible(record)
         else:
-            relative = self.directory.trial_directory(key).relative_to(self.directory.path)
-            self.directory.write_json(relative / "config.json", {**self.search.fixed, **config})
-            self.directory.write_json(relative / "plan.json", plan.to_json())
-            event = {"event": "proposed", "key": key, "number": number, "config": dict(config), "plan": plan.digest}
-            if held is not None:
-                self.directory.write_json(relative / holdout.PLAN, held.to_json())
-                event["holdout_plan"] = held.digest
-            self.directory.append(event)
-            record = TrialRecord(
-                key=key,
-                number=number,
-                state="proposed",
-                config=config,
-                plan=plan,
-                holdout_plan=None if held is None else held.digest,
-            )
-            self._display.proposed(record)
+            record = self._admit(number, config, plan, held)
         self._keep(record)
         self._tracker.trial_proposed(record)
         return record
+
+    def _admit(
+        self, number: int, config: Mapping[str, Any], plan: Plan, held: Plan | None, *, final: bool = False
+    ) -> TrialRecord:
+        """Write down a trial that may run."""
+        key = key_of(number)
+        relative = self.directory.trial_directory(key).relative_to(self.directory.path)
+        self.directory.write_json(relative / "config.json", {**self.search.fixed, **config})
+        self.directory.write_json(relative / "plan.json", plan.to_json())
+        event = {"event": "proposed", "key": key, "number": number, "config": dict(config), "plan": plan.digest}
+        if held is not None:
+            self.directory.write_json(relative / holdout.PLAN, held.to_json())
+            event["holdout_plan"] = held.digest
+        if final:
+            event["final"] = True
+        self.directory.append(event)
+        record = TrialRecord(
+            key=key,
+            number=number,
+            state="proposed",
+            config=config,
+            plan=plan,
+            holdout_plan=None if held is None else held.digest,
+            final=final,
+        )
+        self._display.proposed(record)
+        return record
+
+    def _propose_final(self) -> Assignment | None:
+        """The final run, with the config of the best trial for which there is a plan."""
+        number, reason = max(record.number for record in self._records.values()) + 1, ""
+        for best in self._ranked():
+            try:
+                config = self.search.final_config(best.config)
+                plan = self.search.plan_for(config, final=True)
+                held = self.search.holdout_plan_for(plan)
+            except (Infeasible, InvalidValue) as error:
+                reason = str(error)
+                continue
+            record = self._admit(number, config, plan, held, final=True)
+            self._keep(record)
+            self._tracker.trial_proposed(record)
+            return self._task(record)
+        self.failure = f"no config of a finished trial has a plan for the final run; the last: {reason}"
+        return None
 
     def _task(self, record: TrialRecord) -> Assignment:
         search, resources = self.search, self.search.resources
@@ -271,7 +319,7 @@ class Session:
             plan="" if record.plan is None else record.plan.digest,
             method=chosen.name,
             config=values,
-            seeds=tuple(search.seed + position for position in range(search.seeds)),
+            seeds=tuple(search.seed + position for position in range(1 if record.final else search.seeds)),
             data=search.data_source,
             data_limit=search.data_limit,
             task=search.task_name,
@@ -286,6 +334,8 @@ class Session:
             device="cuda" if resources.gpus_per_trial else "cpu",
             holdout_plan=record.holdout_plan,
             metric=None if record.holdout_plan is None else search.metrics[0],
+            part=subsample.part_of(search, final=record.final),
+            fraction=search.rule.fraction if isinstance(search.rule, Subsample) else None,
         )
 
     def _prepare_pairing(self) -> None:
@@ -343,10 +393,16 @@ class Session:
             done=self._states["complete"],
             failed=sum(self._states[state] for state in ("failed", "diverged", "stopped")),
             infeasible=self._states["infeasible"],
-            best=None if self._best is None else self._best[1],
+            best=self._shown(),
             epsilon_search=self._total(),
             eta=seconds * self.left,
         )
+
+    def _shown(self) -> TrialRecord | None:
+        """What is shown as the best: the final run if it is complete."""
+        if self._final is not None and self._final.state == "complete":
+            return self._final
+        return None if self._best is None else self._best[1]
 
     def _total(self) -> Interval:
         """Of all finished trials: the largest of the members, see :func:`raydp.search.spending.compositions`."""
@@ -360,7 +416,8 @@ class Session:
 
     @property
     def _feasible(self) -> int:
-        return len(self._records) - self._states["infeasible"]
+        """How many trials count towards the target."""
+        return len(self._records) - self._states["infeasible"] - (self._final is not None)
 
     def _keep(self, record: TrialRecord) -> None:
         """Take the record in place of the trial's earlier one."""
@@ -368,11 +425,21 @@ class Session:
             self._states[self._records[record.key].state] -= 1
         self._states[record.state] += 1
         self._records[record.key] = record
+        if record.final:
+            self._final = record
+            return
         value = record.mean(self.search.metrics[0]) if record.state == "complete" else None
         if value is not None:
             score = value if self.search.modes[0] == "max" else -value
             if self._best is None or score > self._best[0]:
                 self._best = (score, record)
+
+    def _ranked(self) -> list[TrialRecord]:
+        """The complete trials, the best by the first metric first; of equals the earliest."""
+        metric, sign = self.search.metrics[0], 1 if self.search.modes[0] == "max" else -1
+        scored = [(r.mean(metric), r) for r in self._records.values() if r.state == "complete" and not r.final]
+        known = [(sign * value, record) for value, record in scored if value is not None]
+        return [record for _, record in sorted(known, key=lambda pair: -pair[0])]
 
 
 def task_to_json(task: Assignment) -> str:

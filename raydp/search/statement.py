@@ -22,6 +22,7 @@ from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE
 from raydp.privacy.plan import Interval, Plan
 from raydp.privacy.selection_budget import released
+from raydp.search import subsample
 from raydp.search.display import upward
 from raydp.search.holdout import LEDGER, NOISED, PLAN
 from raydp.search.records import NOT_STATED, TrialRecord
@@ -86,8 +87,9 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
     whole = compositions(spent, family=family)
     worst = max(whole, key=lambda each: _interval(each, budget, accountant).upper)
     rule = selection.from_json(definition.get("selection") or selection.Composition().to_json())
+    parts = subsample.spent(opened, records) if isinstance(rule, selection.Subsample) else None
     insecure = definition.get("insecure_seed") is not None
-    populations = {phase.spec.population for r in records.values() if r.plan for phase in r.plan.phases}
+    population = _population(rule, records)
     metrics = _metrics(definition, records)
     held = _holdout(opened)
     return {
@@ -106,7 +108,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
         "adjacency": {"name": budget.adjacency, "meaning": _ADJACENCY[budget.adjacency]},
         "data": {
             "private": definition.get("data"),
-            "population": max(populations, default=None),
+            "population": population,
             "public": definition.get("public"),
         },
         "sampler": _SAMPLER,
@@ -124,7 +126,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
             "rule": rule.rule,
             "parameters": rule.to_json(),
             "theorem": rule.theorem,
-            "released": _released(rule, solved, budget, whole),
+            "released": _released(rule, solved, budget, whole, parts),
         },
         "metrics": metrics,
         "holdout": held,
@@ -138,13 +140,17 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
                 for name in accountants.ACCOUNTANTS
             },
         },
-        "not_covered": _not_covered(definition, budget, max(populations, default=None), metrics, rule),
+        "not_covered": _not_covered(definition, budget, population, metrics, rule),
         "software": dict(opened.header.get("software") or {}),
     }
 
 
 def _released(
-    rule: selection.Selection, solved: Budget | None, budget: Budget, whole: Sequence[tuple[Mechanism, ...]]
+    rule: selection.Selection,
+    solved: Budget | None,
+    budget: Budget,
+    whole: Sequence[tuple[Mechanism, ...]],
+    parts: tuple[Sequence[Mechanism], Sequence[Mechanism]] | None,
 ) -> dict[str, Any]:
     """What the released result costs by the theorem of the selection, and the numbers that it follows from."""
     record: dict[str, Any] = {"epsilon": None, "delta": budget.delta, "trial_budget": None, "parts": {}}
@@ -155,7 +161,23 @@ def _released(
         return {**record, "epsilon": bound.epsilon, "trial_budget": solved.to_json(), "parts": bound.parts}
     if isinstance(rule, selection.Public):
         return {**record, "epsilon": 0.0}
+    if isinstance(rule, selection.Subsample) and parts is not None:
+        bound = subsample.cost(rule, budget, *parts)
+        return {**record, "epsilon": bound.epsilon, "parts": bound.parts, "bound": bound.theorem}
     return {**record, "epsilon": largest(_interval(each, budget, "pld") for each in whole).upper}
+
+
+def _population(rule: selection.Selection, records: Mapping[str, TrialRecord]) -> int | None:
+    """N, the number of all private examples, from the plans; None where they do not tell it yet."""
+    sizes: dict[bool, set[int]] = {False: set(), True: set()}
+    for record in records.values():
+        if record.plan:
+            sizes[record.final] |= {phase.spec.population for phase in record.plan.phases}
+    if not isinstance(rule, selection.Subsample):
+        return max(sizes[False], default=None)
+    if not sizes[True]:  # trials are planned for what the subsample is expected to hold
+        return None
+    return max(sizes[True]) + (max(sizes[False]) if rule.final == "rest" else 0)
 
 
 def write(directory: RunDirectory) -> tuple[Path, Path]:
@@ -220,7 +242,10 @@ def text(statement: Mapping[str, Any]) -> str:
 
 def _budget_line(statement: Mapping[str, Any]) -> str:
     budget, accountant = statement["budget"], statement["accountants"]["held_against_the_budget"]
-    of = "the released result" if statement["selection"]["rule"] == "random_stopping" else "each trial"
+    rule = statement["selection"]["rule"]
+    of = {"random_stopping": "the released result", "subsample": "each trial and of the final run"}.get(
+        rule, "each trial"
+    )
     return f"Budget of {of}: epsilon = {budget['epsilon']:g} at delta = {budget['delta']:g}, by {accountant}."
 
 
@@ -230,6 +255,13 @@ def _released_line(rule: Mapping[str, Any]) -> str:
     if found["epsilon"] is None:
         return "Released result: nothing yet."
     line = f"Released result: epsilon = {upward(found['epsilon'], 6)} at delta = {found['delta']:g}."
+    if rule["rule"] == selection.Subsample.rule:
+        where, parts = rule["parameters"], ", ".join(f"{name} = {value:.6g}" for name, value in found["parts"].items())
+        return (
+            f"{line} That is all trials, on a secret Poisson subsample of {where['fraction']:g} of them, and the final "
+            f"run on {'the rest' if where['final'] == 'rest' else 'all examples'}; by {found['bound']} ({parts}). What "
+            "stands beside a trial below is what it costs those who are in the subsample."
+        )
     if found["trial_budget"] is None:
         return line
     first, runs = found["trial_budget"], rule["parameters"]["runs"]
@@ -242,7 +274,8 @@ def _released_line(rule: Mapping[str, Any]) -> str:
 
 
 def _trial_lines(trial: Mapping[str, Any]) -> list[str]:
-    lines = [f"  {trial['key']} {trial['state']}" + ("" if trial["runs"] else ": nothing ran")]
+    final = " (the final run)" if trial["final"] else ""
+    lines = [f"  {trial['key']}{final} {trial['state']}" + ("" if trial["runs"] else ": nothing ran")]
     for run in trial["runs"]:
         damaged = " (its ledger is damaged: its whole plan is counted)" if run["damaged"] else ""
         lines.append(f"    seed {run['seed']}: {_listed(run['epsilon'])}{damaged}")
@@ -276,7 +309,8 @@ def _trials(
             spent.append((run.seed, mechanisms))
             listed.append(_run(run, mechanisms, plan, budget))
         state, config = (record.state, dict(record.config)) if record else ("unknown to the journal", {})
-        entries.append({"key": key, "state": state, "config": config, "runs": listed})
+        final = record is not None and record.final
+        entries.append({"key": key, "state": state, "final": final, "config": config, "runs": listed})
     return entries, spent
 
 
@@ -445,6 +479,16 @@ def _not_covered(
         found["the number of trials"] = (
             "The bound holds for those who know neither how many trials ran nor how the others did. Whoever watches "
             "the machine or the clock while the search runs, or reads its private store, can know it."
+        )
+    if rule.rule == selection.Subsample.rule:
+        found["who is in the subsample"] = (
+            "The bound holds for those who do not know it: for an example that is known to be in the subsample, the "
+            "trials are not amplified, and everything that ran counts. It is drawn from a key that is destroyed after "
+            "the final run. Its size is as secret; the sample rates are those of its expected size."
+        )
+        found["the config of the final run"] = (
+            "It was chosen by the trials' results. The bound is that of the final plan that came about, not one over "
+            "all that could have."
         )
     if definition.get("paired"):
         found["paired noise"] = (

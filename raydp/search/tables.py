@@ -125,6 +125,10 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
         if held["budget"] is not None:
             listed = ", ".join(f"{name} {_upper(held['epsilon'], name)}" for name in sorted(held["epsilon"]))
             console.print(Text(f"private hold-out, {len(held['runs'])} runs composed: {listed}"))
+    if released := report.get("released"):
+        console.print(
+            Text(f"released result: epsilon {released['epsilon']:.6g}, by {released['theorem']}"), soft_wrap=True
+        )
     whole = report["search"]["epsilon"]
     listed = ", ".join(f"{name} {_upper(whole, name)}" for name in sorted(whole))
     console.print(

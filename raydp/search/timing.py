@@ -113,7 +113,7 @@ def _rehearse(
 def _public(search: Search, dataset: data.Dataset) -> PublicExamples | None:
     if search.public_source is None:
         return None
-    size = len(dataset.private)
+    size = search.population()
     found = data.load_public(search.public_source, limit=search.public_limit, seed=search.seed, set_size=size)
     return PublicExamples(
         inputs=dataset.normalization.apply(found.inputs),

@@ -21,6 +21,7 @@ from ray import tune
 from raydp.errors import Diverged, RaydpError
 
 if TYPE_CHECKING:
+    from raydp.data import Part
     from raydp.privacy.plan import Plan
     from raydp.search.run_directory import RunDirectory
 
@@ -40,6 +41,8 @@ class Assignment:
         seeds: initial seeds, one run each.
         holdout_plan: digest of the plan in holdout-plan.json; None where the hold-out is measured without noise.
         metric: the one that is then released.
+        part: ``subsample`` or ``rest``, a secret part of the private data; None for all of it.
+        fraction: of the subsample.
     """
 
     directory: str
@@ -62,6 +65,8 @@ class Assignment:
     device: str
     holdout_plan: str | None = None
     metric: str | None = None
+    part: str | None = None
+    fraction: float | None = None
 
 
 def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
@@ -105,6 +110,7 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             insecure_seed=assignment.insecure_seed,
             holdout_plan=holdout_plan,
             metric=assignment.metric,
+            part=_part(assignment, directory),
             reports=assignment.reports,
             micro_batch=assignment.micro_batch,
             device=assignment.device,
@@ -138,6 +144,20 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
         "metrics": results,
         "seconds": time.monotonic() - begun,
     }
+
+
+def _part(assignment: Assignment, directory: RunDirectory) -> Part | None:
+    """The secret part of the private data that the trial may see."""
+    from raydp.data import Part
+
+    if assignment.part is None or assignment.fraction is None:
+        return None
+    return Part(
+        key_file=directory.secrets / "subsample.key",
+        fraction=assignment.fraction,
+        rest=assignment.part == "rest",
+        insecure_seed=assignment.insecure_seed,
+    )
 
 
 def _allowed(directory: RunDirectory, key: str, file: str, digest: str) -> Plan:

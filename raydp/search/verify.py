@@ -21,6 +21,7 @@ from raydp.privacy.budget import Adjacency, Budget
 from raydp.privacy.calibration import delta_at
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
+from raydp.search import subsample
 from raydp.search.records import FINISHED, TrialRecord, fold
 from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, read_json_lines, trial_budget
@@ -56,6 +57,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
                          "epsilon": {accountant: interval}}],         # one entry a run (or for a trial without one)
              "search": {"epsilon": {accountant: interval}, "runs": int,
                         "family": bool},            # the runs of each member composed, the largest of the members
+             "released": null | {"epsilon": number, "theorem": str},  # after tuning on a subsample: what it cost
              "holdout": {…} | null,             # see :func:`raydp.search.verify_holdout.verify_holdout`
              "problems": [str]}                 # what concerns no single run: a damaged or edited journal or
                                                 # definition, a statement of another journal, insecure noise
@@ -132,6 +134,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
             _cut_short(run, plan, epsilon, budget, accountant) if record and record.state == "complete" else None,
         ]
         entries.append(_entry(run.key, run.seed, record, found, epsilon, run))
+    problems += _parts(opened.definition, records, plans)
+    released = _released(opened, records, budget, problems) if readable else None
     seeds = _validate.integer("seeds", opened.definition.get("seeds", 1), low=1)
     entries += _missing(records, runs, seeds, plan_problems, accountant)
     entries.sort(key=lambda entry: (entry["key"], -1 if entry["seed"] is None else entry["seed"]))
@@ -151,6 +155,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
             "runs": sum(bool(mechanisms) for mechanisms in everything.values()),
             "family": family,
         },
+        "released": released,
         "holdout": held,
         "problems": problems,
     }
@@ -191,6 +196,53 @@ def _stated(opened: RunDirectory) -> list[str]:
     if head in {None, *(digest for _, digest in opened.chained_events())}:
         return []
     return [f"{file.name} was made from a journal that is not this one, or of which the end was cut off"]
+
+
+def _parts(definition: Mapping[str, Any], records: Mapping[str, TrialRecord], plans: Mapping[str, Plan]) -> list[str]:
+    """After tuning on a subsample: whether there is one final run at most, and plans are of the expected sizes."""
+    rule, finals = subsample.rule_of(definition), [key for key, record in records.items() if record.final]
+    if rule is None:
+        return [f"{', '.join(finals)}: called final, and the search tunes on no subsample"] if finals else []
+    if len(finals) > 1:
+        return [f"{', '.join(finals)} are called final, and a search has one final run"]
+    sizes: dict[bool, set[int]] = {True: set(), False: set()}
+    for key, record in records.items():
+        if key in plans:
+            sizes[record.final] |= {phase.spec.population for phase in plans[key].phases}
+    if any(len(found) > 1 for found in sizes.values()):
+        return [f"plans of one part of the data are for different numbers of examples: {sorted(sizes[False])}"]
+    if not sizes[True] or not sizes[False]:
+        return []
+    (inside,), (final,) = sizes[False], sizes[True]
+    whole = inside + final if rule.final == "rest" else final
+    if data.part_sizes(whole, rule.fraction)[0] == inside:
+        return []
+    return [f"trials are planned for {inside} examples, which are no {rule.fraction:g} of {whole}"]
+
+
+def _released(
+    opened: RunDirectory, records: Mapping[str, TrialRecord], budget: Budget, problems: list[str]
+) -> dict[str, Any] | None:
+    """What tuning on a subsample and the final run cost, by the ledgers; the statement must not say less."""
+    rule = subsample.rule_of(opened.definition)
+    if rule is None:
+        return None
+    try:
+        bound = subsample.cost(rule, budget, *subsample.spent(opened, records))
+    except CorruptFile as error:
+        problems.append(str(error))
+        return None
+    try:
+        statement = _validate.json_object((opened.path / "statement.json").read_text(encoding="utf-8"))
+        stated = statement["selection"]["released"]["epsilon"]
+        current = statement["search"]["journal"]["head"] == opened.chained_events()[-1][1]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):  # :func:`_stated` says what is wrong with it
+        return {"epsilon": bound.epsilon, "theorem": bound.theorem}
+    if current and (stated is None or stated < bound.epsilon * (1 - UNDER)):
+        problems.append(
+            f"statement.json says that the released result costs epsilon = {stated}, the ledgers {bound.epsilon:.6g}"
+        )
+    return {"epsilon": bound.epsilon, "theorem": bound.theorem}
 
 
 def _plans(
@@ -348,7 +400,7 @@ def _missing(
     entries: list[dict[str, Any]] = []
     for key, record in records.items():
         had = {int(seed) for seed in record.heads if seed.isdecimal()}
-        had |= set(range(seeds)) if record.state == "complete" else set()
+        had |= set(range(1 if record.final else seeds)) if record.state == "complete" else set()
         lost = [seed for seed in sorted(had) if (key, seed) not in ran]
         if lost:
             none = not any(run.key == key for run in runs)

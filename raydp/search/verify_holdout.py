@@ -44,7 +44,7 @@ def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], see
     for key, each in records.items():
         wanted |= {(key, seed) for seed, path in opened.runs(key) if (path / "metrics.jsonl").exists()}
         wanted |= {(key, int(seed)) for seed in each.holdout_heads if seed.isdecimal()}
-        wanted |= {(key, seed) for seed in range(seeds) if each.state == "complete"}
+        wanted |= {(key, seed) for seed in range(1 if each.final else seeds) if each.state == "complete"}
     runs: list[dict[str, Any]] = []
     spent: list[Mechanism] = []
     for key, seed in sorted(wanted):

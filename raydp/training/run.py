@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from raydp import _validate, data, models
 from raydp._workers import ALONE, Workers, gather, own_part
-from raydp.data import Batch, Dataset
+from raydp.data import Batch, Dataset, Part
 from raydp.data.augmentation import Augmentation, apply, draw
 from raydp.errors import CorruptFile, Diverged, InvalidValue, RaydpError
 from raydp.geometry import Geometry
@@ -59,6 +59,7 @@ class RunSpec:
         plan: the certified plan. Every noise multiplier comes from here.
         data, data_limit: the data set by name or path, and how many private examples are used at most.
         member: which private data set of a family.
+        part: a secret part of the private examples, whose expected size the plan is made for; None takes all.
         task: what the model is for; None for what the data set says.
         public, public_limit: the public data set, if the method wants one, and how many of its examples are drawn.
         model: a model's name, or the file of a denoiser.
@@ -81,6 +82,7 @@ class RunSpec:
     seed: int
     data_limit: int | None = None
     member: int = 0
+    part: Part | None = None
     task: str | None = None
     public: str | None = None
     public_limit: int | None = None
@@ -227,6 +229,8 @@ class _Run:
         self.method: Method = method(spec.method)
         self.hyperparameters: Hyperparameters = self.method.parse(spec.config)
         self.dataset: Dataset = data.load(spec.data, limit=spec.data_limit, member=spec.member)
+        if spec.part is not None:
+            self.dataset = spec.part.of(self.dataset)
         self.task: Task = task(spec.task or self.dataset.task)
         self._check_plan()
         self._check_task()

@@ -238,17 +238,12 @@ def test_settings_that_void_the_theorem_are_refused(changes: dict[str, Any], fie
         secret_search(**changes)
 
 
-def test_a_subsample_has_no_runner_yet() -> None:
-    with pytest.raises(InvalidValue, match="no runner"):
-        small_search(selection="subsample:0.1")
-
-
 def test_further_trials_are_refused(home: RunDirectory) -> None:
     with pytest.raises(InvalidValue, match="void"):
         runner.resume(home.path, extra_trials=3)
 
 
-@pytest.mark.parametrize("rule", ["composition", "public:digits", "logarithmic:5", "poisson:4"])
+@pytest.mark.parametrize("rule", ["composition", "public:digits", "logarithmic:5", "poisson:4", "subsample:0.2:all"])
 def test_a_search_keeps_its_selection_in_json_and_takes_one_from_text(rule: str) -> None:
     search = small_search().with_overrides({"selection": rule})
     assert search.rule == parse(rule)
