@@ -165,17 +165,15 @@ class Session:
             self.failure = f"trial {which} cannot go on: {reason}\n{remedy}" if which else f"{reason}\n{remedy}"
             return
         metrics = {name: list(values) for name, values in item["metrics"].items()}
-        number = self._records[key].number
+        number, final = self._records[key].number, self._records[key].final
         if state == "complete":
             record = replace(self._records[key], metrics={name: tuple(values) for name, values in metrics.items()})
             means = [record.mean(metric) for metric in self.search.metrics]
-            if not (None not in means if record.final else self._sampling.complete(number, means)):
+            if not (None not in means if final else self._sampling.complete(number, means)):
                 state, reason = "diverged", "a metric is missing or not finite"
-        if state == "complete" or self._records[key].final:
-            pass  # the sampler knows, or has nothing to learn from it
-        elif state == "diverged":
+        elif state == "diverged" and not final:
             self._sampling.diverged(number, reason)
-        else:
+        elif not final:
             self._sampling.fail(number, reason)
         measured_on = self._measured_on()
         epsilon, heads = self._epsilon(key), self.directory.heads(key)

@@ -129,6 +129,7 @@ class TestRefusals:
             "non_private",
             "num_classes",
             "outputs",
+            "part",
             "sample",
             "shared_with",
         }
