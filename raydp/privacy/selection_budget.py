@@ -6,6 +6,10 @@ hyperparameters from a distribution that does not depend on the data, so its pro
 profiles and satisfies both points as well: the bound holds over the whole space, however much the curves of its plans
 differ, and whatever the sampler draws.
 
+For a Poisson number of trials, Theorem 6 of Papernot & Steinke is the smaller bound from about five expected trials on.
+It rests on a Renyi divergence, which nothing here certifies of every plan in a space, so it is not used; a geometric or
+logarithmic number of the same mean costs less than either.
+
 The two points are where the plan of one reference (the centre of the space) spends all of the budget; another plan
 meets one of them exactly and the other with room to spare.
 """
