@@ -373,9 +373,9 @@ def test_audit_of_a_run_directory_takes_its_first_trial_and_exits_1_if_the_noise
     assert (directory.path / "audit" / "audit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_audit_refuses_a_method_that_needs_public_data_and_leaves_nothing(call, tmp_path, monkeypatch):
+def test_audit_refuses_a_method_that_lacks_its_public_data_and_leaves_nothing(call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    file = search_file(tmp_path / "tiny.py", "dp_ngd", 'public="digits",')
+    file = search_file(tmp_path / "tiny.py", "dp_ngd")
     code, out, err = call("audit", file, "--canaries", "10", "--runs", "10", "--json")
     assert (code, out) == (2, "") and "uses public examples" in err and "Traceback" not in err
     assert not (tmp_path / "runs").exists()

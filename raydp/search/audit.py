@@ -56,6 +56,8 @@ def audit_search(
         canaries=canaries,
         runs=runs,
         seed=seed,
+        public=search.public_source,
+        public_limit=search.public_limit,
     )
     with tempfile.TemporaryDirectory(prefix="raydp-audit-") as scratch:
         report = audit(spec, Path(scratch), progress=progress)

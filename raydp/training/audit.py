@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from raydp import _validate, models
+from raydp import _validate, data, models
 from raydp.data import canaries
 from raydp.errors import InvalidValue
-from raydp.methods import method
+from raydp.methods import PublicExamples, Setting, method
 from raydp.methods.base import Config, hyperparameter_types
 from raydp.privacy.audit import Audit, OneRunAudit, epsilon_lower_bound, one_run_lower_bound
 from raydp.privacy.budget import Budget
 from raydp.privacy.calibration import calibrate
 from raydp.privacy.plan import Plan
+from raydp.tasks import task
 from raydp.training.run import RunSpec, execute
 
 Progress = Callable[[str], None]
@@ -54,6 +56,8 @@ class AuditSpec:
         canaries: m >= 10, of the one run.
         runs: >= 10, with the canary and as many without it, of the repeated runs.
         confidence: in (0, 1), of each of the two bounds.
+        public, public_limit: a public set of images, for a method that uses one, and how many of them are drawn. They
+            are brought to the shape of the canaries (:func:`raydp.data.canaries.write_public`).
         seed: of the coins, the noise and the samples, so that an audit can be repeated. Canaries need no protection.
     """
 
@@ -63,6 +67,8 @@ class AuditSpec:
     canaries: int = 1000
     runs: int = 200
     confidence: float = 0.95
+    public: str | None = None
+    public_limit: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -133,7 +139,8 @@ def audit(spec: AuditSpec, scratch: Path, *, progress: Progress = lambda line: N
         progress: is told a line now and then.
 
     Raises:
-        InvalidValue: the method wants public examples, does not train by gradients, or does not fit the canaries.
+        InvalidValue: the method wants public examples and none are given, does not train by gradients, or does not fit
+            the canaries.
         Infeasible: the budget has no plan at these sizes.
     """
     _check(spec)
@@ -141,20 +148,22 @@ def audit(spec: AuditSpec, scratch: Path, *, progress: Progress = lambda line: N
     included = coins.random(spec.canaries) < 0.5
     plan, config = _plan(spec, spec.canaries)
     progress(f"one run of {plan.steps} steps with {spec.canaries} canaries, claimed epsilon {plan.epsilon.upper:.4g}")
-    data = canaries.write(scratch / "canaries", included)
-    scores = _scores(spec, plan, config, data=data, directory=scratch / "one", noise=0, population=spec.canaries)
+    examples = canaries.write(scratch / "canaries", included)
+    scores = _scores(
+        spec, plan, config, examples=examples, directory=scratch / "one", noise=0, population=spec.canaries
+    )
     one_run = one_run_lower_bound(scores, included, delta=spec.budget.delta, confidence=spec.confidence)
     progress(f"one run: epsilon >= {one_run.epsilon_lower:.4g} ({one_run.correct} of {one_run.guesses} guesses right)")
     small, config = _plan(spec, _SMALL)
     worlds = []
     for world, present in enumerate((True, False)):
-        data = canaries.write(scratch / f"world-{world}", [present] + [True] * (_SMALL - 1))
+        examples = canaries.write(scratch / f"world-{world}", [present] + [True] * (_SMALL - 1))
         found = []
         for run in range(spec.runs):
             directory = scratch / f"run-{world}-{run}"
             noise = 1 + 2 * run + world
             found.append(
-                _scores(spec, small, config, data=data, directory=directory, noise=noise, population=_SMALL)[0]
+                _scores(spec, small, config, examples=examples, directory=directory, noise=noise, population=_SMALL)[0]
             )
             if (run + 1) % max(1, spec.runs // 4) == 0:
                 progress(f"repeated runs {'with' if present else 'without'} the canary: {run + 1} of {spec.runs}")
@@ -180,16 +189,23 @@ def _check(spec: AuditSpec) -> None:
     chosen = method(spec.method)
     if "learning_rate" not in hyperparameter_types(chosen.hyperparameters):
         raise InvalidValue("method", spec.method, "does not train by gradients", "Audit a search of another method.")
-    if chosen.uses_public(chosen.parse(spec.config)):
+    if _uses_public(spec) and spec.public is None:
         raise InvalidValue(
-            "method", spec.method, "uses public examples, which an audit on canaries has none of", "Audit dp_sgd, say."
+            "public", None, f"must name public images, for {spec.method} uses public examples", "Name a public set."
         )
+
+
+def _uses_public(spec: AuditSpec) -> bool:
+    chosen = method(spec.method)
+    return chosen.uses_public(chosen.parse(spec.config))
 
 
 def _config(spec: AuditSpec, population: int) -> dict[str, Any]:
     """The trial's config at the audit's sizes: half of the examples a step, eight steps."""
     known = hyperparameter_types(method(spec.method).hyperparameters)
     own = {**_FIXED, "batch_size": population // 2, "epochs": 4, "steps": None}
+    if "residual_clip_norm" in known:  # two parts of a gradient are clipped apart, and the one norm has no effect
+        del own["clip_norm"]
     return {**spec.config, **{name: value for name, value in own.items() if name in known}}
 
 
@@ -200,16 +216,23 @@ def _plan(spec: AuditSpec, population: int) -> tuple[Plan, dict[str, Any]]:
 
 
 def _scores(
-    spec: AuditSpec, plan: Plan, config: Config, *, data: str, directory: Path, noise: int, population: int
+    spec: AuditSpec, plan: Plan, config: Config, *, examples: str, directory: Path, noise: int, population: int
 ) -> np.ndarray:
     """Train once, and tell for each canary how far the released weights moved along its own (negative) gradient."""
+    public = None
+    if _uses_public(spec):
+        public = str(directory.parent / f"public-{population}.parquet")
+        if not Path(public).exists():
+            images = data.load_public(spec.public or "", limit=spec.public_limit, seed=spec.seed)
+            canaries.write_public(Path(public), images, population)
     run = RunSpec(
         directory=directory,
         key_file=directory.with_suffix(".key"),
         method=spec.method,
         config=config,
         plan=plan,
-        data=data,
+        data=examples,
+        public=public,
         model=_MODEL,
         seed=spec.seed,
         insecure_seed=spec.seed * 1_000_003 + noise,
@@ -217,10 +240,33 @@ def _scores(
     )
     for _ in execute(run):
         pass
-    size = canaries.side(population)
-    start = models.build_model(_MODEL, input_shape=(1, size, size), outputs=2, seed=spec.seed).state_dict()
+    start = _initial_weights(run)
     end = torch.load(directory / "weights.pt", weights_only=True)
     (name,) = start
     moved = (end[name] - start[name]).double().numpy()  # (2, pixels)
     towards = (moved[1] - moved[0])[: canaries.PIXELS * population].reshape(population, canaries.PIXELS).sum(axis=1)
     return np.where(canaries.labels(population) == 1, towards, -towards)
+
+
+def _initial_weights(run: RunSpec) -> dict[str, Tensor]:
+    """The weights before the first private step: as they are made, then changed by public means where a method does."""
+    dataset = data.load(run.data)
+    private = dataset.private
+    model = models.build_model(run.model, input_shape=private.input_shape, outputs=private.outputs, seed=run.seed)
+    if run.public is not None:
+        public = data.load_public(run.public)
+        examples = PublicExamples(
+            inputs=dataset.normalization.apply(public.inputs), targets=public.targets, num_classes=public.num_classes
+        )
+        chosen = method(run.method)
+        setting = Setting(
+            plan=run.plan,
+            model=model,
+            seed=run.seed,
+            public=examples,
+            input_shape=private.input_shape,
+            task=task(dataset.task),
+            num_classes=private.num_classes,
+        )
+        chosen.policy(chosen.parse(run.config), setting).prepare()
+    return model.state_dict()
