@@ -67,6 +67,13 @@ _Tracking = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow server; by default a SQLite file in the run directory.")
 ]
 _Address = Annotated[str | None, typer.Option("--address", help="Ray cluster; by default one on this machine.")]
+_Jobs = Annotated[
+    str,
+    typer.Option(
+        "--address", envvar="RAYDP_ADDRESS", help="Jobs API of the cluster: http://HOST:8265; or set RAYDP_ADDRESS."
+    ),
+]
+_JobId = Annotated[str, typer.Argument(metavar="ID", help="A job; `raydp jobs` lists them.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else.")]
 
@@ -143,6 +150,135 @@ def resume(
     elif not quiet:
         _next_steps(directory)
     _exit_unless_complete([result])
+
+
+@app.command()
+def submit(
+    file: _File,
+    address: _Jobs,
+    overrides: _Set = None,
+    trials: _Trials = None,
+    epsilon: _Epsilon = None,
+    scale: _Scale = None,
+    only: _Only = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="PATH", help="Run directory there, a path that all nodes see.")
+    ] = None,
+    tracking_uri: _Tracking = None,
+    working_dir: Annotated[
+        Path | None, typer.Option("--working-dir", metavar="DIR", help="What is sent; by default FILE's directory.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="NAME", help="Leave this out of it; repeatable.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PATH", help="Python there; by default that of its workers.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then print what it prints; Ctrl-C detaches.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Run FILE's search on a cluster and return; submitting it again attaches to it, or goes on with it."""
+    from raydp import cluster
+
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    given: list[tuple[str, object]] = [("--set", pair) for pair in overrides or ()]
+    given += [("--trials", trials), ("--epsilon", epsilon), ("--scale", scale), ("--only", only)]
+    given += [("--tracking-uri", tracking_uri)]
+    found = cluster.submit(
+        file,
+        name=file.stem if len(searches) > 1 else next(iter(searches)),
+        address=address,
+        storage=storage,
+        working_dir=working_dir,
+        excludes=exclude or (),
+        options=[text for name, value in given if value is not None for text in (name, str(value))],
+        python=python,
+        notify=(lambda line: None) if as_json else typer.echo,
+    )
+    job = found.job
+    if as_json:
+        _print_json(found.to_json())
+        return
+    said = {
+        "started": "started",
+        "resumed": f"goes on, as attempt {job.attempt}",
+        "attached": f"runs already, attempt {job.attempt}; nothing was sent",
+        "complete": "is complete; nothing was sent",
+    }
+    typer.echo(f"{job.id} {said[found.outcome]}. Run directory there: {job.storage}")
+    typer.echo(f"Follow: raydp logs -f {job.id}\nStop:   raydp stop {job.id}\nFetch:  raydp fetch {job.id}")
+    if follow:
+        _follow(job.id, address)
+
+
+@app.command()
+def jobs(address: _Jobs, as_json: _Json = False) -> None:
+    """List the searches that were submitted to a cluster, the latest first."""
+    from raydp import cluster
+
+    found = cluster.jobs(address)
+    if as_json:
+        _print_json({"jobs": [job.to_json() for job in found]})
+    else:
+        from raydp.search import tables
+
+        tables.print_jobs(found)
+
+
+@app.command()
+def logs(
+    job_id: _JobId,
+    address: _Jobs,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends; Ctrl-C detaches.")] = False,
+) -> None:
+    """Print what a job has printed; with -f until it ends, and exit 1 unless it succeeded."""
+    from raydp import cluster
+
+    if follow:
+        _follow(job_id, address)
+    else:
+        typer.echo(cluster.logs(job_id, address), nl=False)
+
+
+@app.command()
+def stop(
+    job_id: _JobId,
+    address: _Jobs,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for its end.")] = 120.0,
+    as_json: _Json = False,
+) -> None:
+    """Stop a job as one Ctrl-C would: nothing is lost, and submitting it again goes on with it."""
+    from raydp import cluster
+
+    job = cluster.stop(job_id, address, timeout=timeout)
+    if as_json:
+        _print_json(job.to_json())
+    elif job.ended:
+        typer.echo(f"{job.id}: {job.status}. Go on with the same `raydp submit` command.")
+    else:
+        typer.echo(f"{job.id} is still {job.status}: its trials write their checkpoints. Look: raydp jobs")
+    if not job.ended:
+        raise typer.Exit(1)
+
+
+@app.command()
+def fetch(
+    job_id: _JobId,
+    address: _Jobs,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to; by default ./runs/ and its name there.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Bring a job's run directory here, without its secrets; again, to bring what is new."""
+    from raydp.search.copies import fetch as fetch_copy
+
+    result = fetch_copy(job_id, address=address, target=out)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        typer.echo(result.summary())
+        _next_steps(result.directory)
 
 
 @app.command()
@@ -492,6 +628,27 @@ def _exit_unless_complete(results: Iterable[Result]) -> None:
         if not any(record.state == "complete" for record in result.trials):
             typer.echo(f"error: no trial of {result.directory} completed; `raydp resume` can add trials.", err=True)
             raise typer.Exit(1)
+
+
+def _follow(job_id: str, address: str) -> None:
+    """Print what the job prints until it ends. Ctrl-C leaves it running; it exits 1 unless the job succeeded."""
+    import asyncio
+
+    from raydp import cluster
+
+    async def show() -> None:
+        async for text in cluster.follow(job_id, address):
+            typer.echo(text, nl=False)
+
+    try:
+        asyncio.run(show())
+    except KeyboardInterrupt:
+        typer.echo(f"\nDetached; {job_id} goes on. Follow: raydp logs -f {job_id}", err=True)
+        raise typer.Exit(130) from None
+    job = cluster.find(job_id, address)
+    typer.echo(f"{job.id}: {job.status}. {job.message}", err=True)
+    if job.status != "SUCCEEDED":
+        raise typer.Exit(1)
 
 
 def _interrupted(directory: Path) -> None:

@@ -20,9 +20,10 @@ ALLOWED = {
     "data": {"privacy"},
     "methods": {"geometry", "models", "privacy", "tasks"},
     "training": {"methods", "geometry", "privacy", "data", "models", "tasks"},
-    "search": {"training", "methods", "geometry", "privacy", "data", "models", "tasks"},
+    "cluster": set(),  # Ray Jobs: how a search file gets to a cluster and back, whatever is in it
+    "search": {"cluster", "training", "methods", "geometry", "privacy", "data", "models", "tasks"},
 }
-FOREIGN = {"ray": {"search"}, "optuna": {"search"}, "mlflow": {"search"}, "pyarrow": {"data", "search"}}
+FOREIGN = {"ray": {"cluster", "search"}, "optuna": {"search"}, "mlflow": {"search"}, "pyarrow": {"data", "search"}}
 
 
 def imported(file: Path) -> set[str]:

@@ -28,6 +28,7 @@ from raydp.search.spaces import Space
 from raydp.tasks import Task
 
 if TYPE_CHECKING:
+    from raydp.cluster import Submission
     from raydp.search.results import Result
 
 
@@ -595,6 +596,57 @@ class Search:
             address=address,
             quiet=quiet,
         )
+
+    def submit(
+        self,
+        *,
+        address: str,
+        storage: str | None = None,
+        tracking_uri: str | None = None,
+        python: str | None = None,
+    ) -> Submission:
+        """Run the search on a cluster that goes on without this process, or attach to the job that runs it already.
+
+        Submitting the same search again goes on with it where it ended early. Paths of data and models must be those
+        of the cluster's nodes. What is not in the definition (a space's Python function) travels with its file only:
+        ``raydp submit FILE``.
+
+        Args:
+            address: of the cluster's jobs API, ``http://HOST:8265``.
+            storage: run directory on the cluster, a path that all its nodes see.
+            tracking_uri: of an MLflow server that the cluster reaches.
+            python: interpreter on the cluster; None takes that of its workers.
+
+        Returns:
+            The :class:`raydp.cluster.Submission`; follow its job with :mod:`raydp.cluster`, or ``raydp logs -f ID``.
+
+        Raises:
+            InvalidValue: the space is a function, or whatever :func:`raydp.cluster.submit` refuses.
+        """
+        import json
+        import tempfile
+
+        from raydp import cluster
+
+        definition = self.to_json()
+        if definition["space"]["function"] is not None:
+            raise InvalidValue(
+                "space",
+                definition["space"]["function"],
+                "is a Python function, which travels with its file only",
+                "Write the search into a file, and call `raydp submit FILE`.",
+            )
+        options = [] if tracking_uri is None else ["--tracking-uri", tracking_uri]
+        text = json.dumps(json.dumps(definition, sort_keys=True))
+        with tempfile.TemporaryDirectory(prefix="raydp-search-") as directory:
+            file = Path(directory) / "search.py"
+            file.write_text(
+                f"import json\n\nimport raydp\n\nsearch = raydp.Search.from_json(json.loads({text}))\n",
+                encoding="utf-8",
+            )
+            return cluster.submit(
+                file, name=self.name, address=address, storage=storage, options=options, python=python
+            )
 
 
 def _source(name_or_path: str) -> str:

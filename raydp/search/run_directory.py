@@ -49,6 +49,7 @@ from raydp.search.records import TrialRecord, finite, fold
 
 LAYOUT = 2
 DEFINITION, JOURNAL, LOCK, SOURCE = "raydp.json", "journal.jsonl", "lock", "search.py"
+COPY = "copy.json"  # marks a copy of what a search elsewhere released (see raydp.search.copies)
 SOFTWARE = [
     "raydp-search",
     "torch",
@@ -203,8 +204,14 @@ class RunDirectory:
         The lock dies with the process that holds it, however it dies.
 
         Raises:
-            RaydpError: another driver holds it (its process id is named), or the file system has no locks.
+            RaydpError: another driver holds it (its process id is named), the file system has no locks, or this is a
+                copy of a search that is driven elsewhere.
         """
+        if (self.path / COPY).exists():
+            raise RaydpError(
+                f"{self.path} is a copy, without keys, of a search that ran elsewhere ({COPY} says where); it can be "
+                "read, reported and verified. Go on with the search itself: raydp submit."
+            )
         with _storage_errors(self.path):
             handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, get_args, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from raydp.cluster import Job
 from raydp.methods import Method
 from raydp.search.display import upward
 from raydp.search.doctor import Finding
@@ -48,6 +50,15 @@ def print_method(record: Mapping[str, Any], console: Console | None = None) -> N
 def print_names(kind: str, summaries: Mapping[str, str], console: Console | None = None) -> None:
     """Names with one line each."""
     (console or Console()).print(_table((kind, ""), list(summaries.items())))
+
+
+def print_jobs(jobs: Sequence[Job], console: Console | None = None) -> None:
+    """The searches on a cluster: id, status of the latest attempt, when it began, file and run directory."""
+    rows = []
+    for job in jobs:
+        begun = "" if job.started is None else datetime.fromtimestamp(job.started).strftime("%Y-%m-%d %H:%M")
+        rows.append((job.id, job.status, str(job.attempt), begun, job.file, job.storage))
+    (console or Console()).print(_table(("job", "status", "attempt", "began", "file", "run directory there"), rows))
 
 
 def print_preview(name: str, preview: Mapping[str, Any], console: Console | None = None) -> None:
