@@ -517,6 +517,17 @@ def methods(
 
 
 @app.command()
+def describe(
+    files: Annotated[list[Path], typer.Argument(help="Parquet files of one table.", exists=True, dir_okay=False)],
+    target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
+) -> None:
+    """Draft the description of a table of your own, to fill in: raydp describe visits.parquet > visits.toml."""
+    from raydp.data.table import draft
+
+    typer.echo(draft(files, target), nl=False)
+
+
+@app.command()
 def datasets(as_json: _Json = False) -> None:
     """List the data sets that have a name; a directory with Parquet files can be given instead."""
     from raydp.data import catalogue

@@ -85,6 +85,24 @@ def read_labels(path: str | os.PathLike[str]) -> np.ndarray:
         ) from error
 
 
+def read_image_column(path: str | os.PathLike[str], column: str) -> np.ndarray:
+    """The images of one column, uint8 (N, C, H, W), in any of the layouts above. Raises as :func:`read_images`."""
+    path = Path(path)
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            decode = _decoder(path, column, file.schema_arrow.field(column).type)
+            images, rows = None, file.metadata.num_rows
+            for start, batch in _pieces(path, file, [column], rows):
+                images = decode(batch.column(column), start, rows, images)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(
+            f"{path} is not a readable Parquet file: {_first_line(error)}. Fetch or write it again."
+        ) from error
+    if images is None:
+        raise InvalidValue(str(path), "0 rows", "must hold at least one example", "Write the file again.")
+    return images
+
+
 def _require_integers(path: Path, column: str, schema: pa.Schema) -> None:
     kind = schema.field(column).type
     if not pa.types.is_integer(kind):

@@ -10,7 +10,8 @@ from torch import Tensor
 from raydp import _validate
 from raydp.data import families, regression
 from raydp.data.parquet import read_images
-from raydp.data.sources import bundled_public, catalogue
+from raydp.data.sources import bundled_public, catalogue, table_as_public
+from raydp.data.table import is_table
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import InvalidValue, UnknownName
 
@@ -23,9 +24,9 @@ def load_public(
     """A public data set.
 
     Args:
-        name_or_path: a Parquet file; a directory, whose public, train, val or test file (the first that exists) is
-            read, with a family's public sets; or a name of :func:`raydp.data.catalogue`, all of whose examples then
-            count as public.
+        name_or_path: a Parquet file; the description of a table, whose training rows are read; a directory, whose
+            public, train, val or test file (the first that exists) is read, with a family's public sets; or a name of
+            :func:`raydp.data.catalogue`, all of whose examples then count as public.
         limit: draw this many examples at random, without replacement; of a family or a file of data sets, the first
             so many sets.
         seed: of that draw. Public randomness. The data sets of a family do not depend on it.
@@ -80,6 +81,8 @@ def _limited_sets(public: PublicData, sets: Tensor, limit: int) -> PublicData:
 
 
 def _read(path: Path) -> PublicData:
+    if is_table(path):
+        return table_as_public(path)
     file = path if path.is_file() else next((path / name for name in _FILES if (path / name).exists()), None)
     if file is None:
         raise InvalidValue("public", str(path), f"must hold one of {', '.join(_FILES)}", "Name the file itself.")

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from raydp import _validate
 from raydp.data import families, regression
+from raydp.data.columns import read_rows
 from raydp.data.parquet import read_images, read_labels
+from raydp.data.table import Classes, is_table, read_table
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
@@ -103,7 +105,8 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
     Args:
         name_or_path: a name of :func:`catalogue`; or a directory with ``train.parquet`` (private) and
             ``test.parquet`` (hold-out); or a directory with ``train.parquet`` alone, or one Parquet file, of which
-            a sixth, chosen by a hash of each image, becomes a private hold-out; or a family of neighbour sets
+            a sixth, chosen by a hash of each image, becomes a private hold-out; or the description of a table
+            (:mod:`raydp.data.table`); or a family of neighbour sets
             (:func:`raydp.data.neighbours.write_family`) or a file of its members, measured against its own images.
         limit: keep the first ``limit`` private examples only.
         member: which private data set of a family (:func:`is_family`); other sources have member 0 alone.
@@ -132,6 +135,10 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
         raise UnknownName(where, str(name_or_path), catalogue())
     if families.is_member(path):
         return _load_neighbours(path.resolve(), limit, path.stat().st_mtime_ns)
+    if is_table(path):
+        table = read_table(path)
+        files = (path.resolve(), *table.files)
+        return _load_table(path.resolve(), limit, tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files))
     if path.is_file():
         train, test = path, None
     else:
@@ -154,6 +161,8 @@ def task_of(name_or_path: str) -> str:
         return "regression"
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
     path = Path(name_or_path).expanduser()
+    if is_table(path) and path.is_file():
+        return "classification" if isinstance(read_table(path).target_kind, Classes) else "regression"
     return "denoising" if families.is_member(path) or families.is_family(path) else "classification"
 
 
@@ -242,6 +251,48 @@ def _load_files(
         summary=summary,
         holdout_visibility=visibility,
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _load_table(path: Path, limit: int | None, stamps: tuple[tuple[int, int], ...]) -> Dataset:
+    table = read_table(path)
+    inputs, targets = read_rows(table, table.train)
+    if table.test:
+        held_inputs, held_targets = read_rows(table, table.test)
+        if held_inputs.shape[1:] != inputs.shape[1:]:
+            raise InvalidValue(
+                str(table.test[0]), held_inputs.shape[1:], f"must be of the size {inputs.shape[1:]}", "Resize them."
+            )
+    else:
+        held = np.array([_hash(row.tobytes()) % 6 == 0 for row in inputs])
+        if held.all() or not held.any():
+            raise InvalidValue(
+                str(path), len(inputs), "has too few rows to hold a sixth of them out", "Name test rows."
+            )
+        held_inputs, held_targets, inputs, targets = inputs[held], targets[held], inputs[~held], targets[~held]
+    inputs, targets = _limited(table.name, inputs, targets, limit)
+    classes = len(table.target_kind.groups) if isinstance(table.target_kind, Classes) else None
+    kind = "images" if table.image else f"rows of {inputs.shape[1]} inputs"
+    goal = "a number" if classes is None else f"{classes} classes"
+    return Dataset(
+        name=table.name,
+        private=PrivateData(name=table.name, inputs=inputs, targets=targets, num_classes=classes),
+        holdout=PublicData(
+            name=f"{table.name} hold-out", inputs=held_inputs, targets=held_targets, num_classes=classes
+        ),
+        normalization=_UNKNOWN if table.image else Normalization(mean=(0.0,), std=(1.0,)),
+        summary=f"{len(inputs):,} private and {len(held_inputs):,} held-out {kind} of {table.name}, {goal}",
+        holdout_visibility="public benchmark" if table.public_holdout else "private hold-out",
+        task="regression" if classes is None else "classification",
+    )
+
+
+def table_as_public(path: Path) -> PublicData:
+    """The training rows of a described table, as public data."""
+    table = read_table(path)
+    inputs, targets = read_rows(table, table.train)
+    classes = len(table.target_kind.groups) if isinstance(table.target_kind, Classes) else None
+    return PublicData(name=table.name, inputs=inputs, targets=targets, num_classes=classes)
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,13 +12,13 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from raydp import _validate
+from raydp import _reference, _validate
 from raydp.errors import InvalidValue, UnknownName
 from raydp.models.convnets import tanh_cnn, tanh_cnn_small
 from raydp.models.denoiser import load_denoiser
 from raydp.models.dense import bright_map, linear, linear_map, mlp
 from raydp.models.resnets import resnet20, wrn_16_4
-from raydp.models.validation import validate_model
+from raydp.models.validation import first_line, validate_function, validate_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,10 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
     """A new model whose weights depend on ``seed`` alone; the global random state is left as it was.
 
     Args:
-        name: one of :data:`MODELS`, or the file (``.pt``) of a denoiser (:mod:`raydp.models.denoiser`); its weights are
-            then the file's, and only new low-rank factors depend on ``seed``.
+        name: one of :data:`MODELS`; or ``file.py:function`` or ``package.module:function``, a function of the user's
+            own of ``input_shape`` and ``outputs`` that returns a module; or the file (``.pt``) of a denoiser
+            (:mod:`raydp.models.denoiser`), whose weights are then the file's, and only new low-rank factors depend on
+            ``seed``.
         input_shape: (C, H, W) of an image, or (d,) of a row of features.
         outputs: numbers that the model returns for an example, such as one logit a class.
         seed: >= 0; not secret, it has nothing to do with the noise.
@@ -76,17 +78,19 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
         A module from float inputs (n, *input_shape) to (n, outputs), on the CPU, in training mode.
 
     Raises:
-        UnknownName: there is no such model. InvalidValue: a size that the model cannot take.
+        UnknownName: there is no such model. InvalidValue: a size that the model cannot take; or the user's function
+            is none, fails, or returns a model that does not suit the data or cannot be trained privately.
         CorruptFile: the file is damaged.
     """
+    own = _reference.resolve("model", name) if _reference.is_reference(name) else None
     file = model_file(name)
-    if file is None:
+    if file is None and own is None:
         _validate.one_of("model", name, _MODELS)
     if len(input_shape) not in (1, 3):
         raise InvalidValue(
             "input_shape", input_shape, "must be (C, H, W) or (d,)", "Give channels, height and width, or one size."
         )
-    if len(input_shape) == 1 and (file is not None or not _MODELS[name].features):
+    if len(input_shape) == 1 and own is None and (file is not None or not _MODELS[name].features):
         usable = ", ".join(key for key, model in _MODELS.items() if model.features)
         raise InvalidValue("model", name, "takes images, but the data are rows of features", f"Choose {usable}.")
     shape = tuple(_validate.integer("input_shape", size, low=1) for size in input_shape)
@@ -94,9 +98,32 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
     seed = _validate.integer("seed", seed, low=0, high=2**63 - 1)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs too
-        model = _MODELS[name].build(shape, outputs) if file is None else load_denoiser(file, input_shape=shape)
+        if own is not None:
+            model = _own_model(name, own, shape, outputs)
+        else:
+            model = _MODELS[name].build(shape, outputs) if file is None else load_denoiser(file, input_shape=shape)
     validate_model(model)
+    probe = public_probe(name, shape)
+    if probe is not None:
+        validate_function(model, probe, outputs=outputs)
     return model
+
+
+def _own_model(name: str, build: object, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    if not callable(build):
+        raise InvalidValue("model", name, "must name a function", "Write def make(input_shape, outputs): return …")
+    try:
+        model = build(input_shape, outputs)
+    except Exception as error:
+        raise InvalidValue(
+            "model",
+            name,
+            f"fails for inputs of {input_shape} and {outputs} outputs: {type(error).__name__}: {first_line(error)}",
+            "Let it take (input_shape, outputs) and return a torch.nn.Module.",
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise InvalidValue("model", name, f"returns {type(model).__name__}", "Return a torch.nn.Module.")
+    return model.train()
 
 
 def model_file(name: str) -> Path | None:
@@ -113,8 +140,18 @@ def model_file(name: str) -> Path | None:
     return path
 
 
+def model_source(name: str) -> str:
+    """A model's name as other processes can use it: with its file, if it has one, as an absolute path."""
+    if _reference.is_reference(name):
+        return _reference.absolute(name)
+    file = model_file(name)
+    return name if file is None else str(file)
+
+
 def model_digest(name: str) -> str | None:
     """SHA-256 (hex) of a model's file; None for a model that is made from a seed alone."""
+    if _reference.is_reference(name):
+        return _reference.digest("model", name)
     file = model_file(name)
     if file is None:
         return None
@@ -122,10 +159,17 @@ def model_digest(name: str) -> str | None:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def default_model(input_shape: tuple[int, ...]) -> str:
+def public_probe(name: str, input_shape: tuple[int, ...]) -> torch.Tensor | None:
+    """Three made-up examples on which a model of the user's own is tried out; None for a model of raydp's."""
+    if not _reference.is_reference(name):
+        return None
+    return torch.rand((3, *input_shape), generator=torch.Generator().manual_seed(0))
+
+
+def default_model(input_shape: tuple[int, ...], *, outputs: int = 1) -> str:
     """The model that a search takes when it names none: one that a few CPU cores train in minutes."""
     if len(input_shape) == 1:
-        return "linear_map"
+        return "linear_map" if outputs == 1 else "mlp"
     side = min(input_shape[1:])
     if side < 16:
         return "mlp"

@@ -69,11 +69,14 @@ class Search:
         method: one of :data:`raydp.methods.METHODS`. The space may propose ``method`` itself instead; hyperparameters
             that only some of the methods have are then left out for the others.
         data: a data set's name or a directory of Parquet files.
-        task: what the model is for, a name of :data:`raydp.tasks.TASKS`; None takes what the data set says.
+        task: what the model is for, a text that :func:`raydp.tasks.task` reads (a name, with class weights or of
+            one's own); None takes what the data set says.
         budget: what *every* trial spends, exactly; under random stopping, what the released result spends.
         space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
         fixed: hyperparameters held constant.
-        model: a model's name, or the file (``.pt``) of a denoiser; None takes the default for the data's image size.
+        model: a model's name; ``file.py:function`` or ``package.module:function`` for a model of one's own, made by
+            that function of ``input_shape`` and ``outputs``; or the file (``.pt``) of a denoiser; None takes the
+            default for the data.
         metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
             objectives. Without a metric the task's first one; without a mode, whichever way is better.
         trials: how many trials are trained. Infeasible points cost nothing and do not count. Under random stopping the
@@ -298,7 +301,7 @@ class Search:
         """The task that was chosen, or the data set's."""
         from raydp import data
 
-        return data.task_of(self.data) if self.task is None else self.task
+        return data.task_of(self.data) if self.task is None else tasks.canonical(self.task)
 
     @property
     def target_task(self) -> Task:
@@ -424,9 +427,9 @@ class Search:
         from raydp import data, models
 
         if self.model is not None:
-            file = models.model_file(self.model)
-            return self.model if file is None else str(file)
-        return models.default_model(data.load(self.data, limit=self.data_limit).private.input_shape)
+            return models.model_source(self.model)
+        private = data.load(self.data, limit=self.data_limit).private
+        return models.default_model(private.input_shape, outputs=private.outputs)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Search:
         """A search with some fields or fixed hyperparameters replaced; what ``--set field=value`` does.

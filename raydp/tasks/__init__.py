@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from raydp import _validate
+from raydp import _reference, _validate
+from raydp.errors import InvalidValue
 from raydp.tasks.base import Draw, HeldOut, Task
 from raydp.tasks.classification import Classification, cross_entropy_sum
 from raydp.tasks.denoising import Denoising
@@ -24,9 +25,61 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 )
 
 
+_WEIGHTED = "classification:weights="
+
+
 def task(name: str) -> Task:
-    """The task of that name. Raises UnknownName with the near names."""
+    """A task.
+
+    Args:
+        name: one of :data:`TASKS`; or ``classification:weights=1,5``, which multiplies the loss of class i by the i-th
+            public constant; or ``file.py:name`` or ``package.module:name`` of a :class:`Task` of one's own, or of its
+            class.
+
+    Raises:
+        UnknownName: there is none of that name; near names are suggested. InvalidValue: a weight is no positive number,
+            or the name is not that of a task.
+    """
+    if name.startswith(_WEIGHTED):
+        return Classification(weights=_weights(name))
+    if _reference.is_reference(name):
+        return _own_task(name)
     return TASKS[_validate.one_of("task", name, TASKS)]
 
 
-__all__ = ["TASKS", "Classification", "Denoising", "Draw", "HeldOut", "Regression", "Task", "cross_entropy_sum", "task"]
+def canonical(name: str) -> str:
+    """The text with its file, if it names one, as an absolute path."""
+    return _reference.absolute(name) if _reference.is_reference(name) else name
+
+
+def _weights(name: str) -> tuple[float, ...]:
+    texts = name.removeprefix(_WEIGHTED).split(",")
+    try:
+        return tuple(_validate.positive("task: weights", float(text)) for text in texts)
+    except ValueError as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue("task", name, "must list numbers", f"Write {_WEIGHTED}1,5.") from None
+
+
+def _own_task(name: str) -> Task:
+    found = _reference.resolve("task", name)
+    if isinstance(found, type) and issubclass(found, Task):
+        found = found()
+    if not isinstance(found, Task):
+        raise InvalidValue("task", name, "must name a raydp.tasks.Task", "Derive it from one, such as Classification.")
+    return found
+
+
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Denoising",
+    "Draw",
+    "HeldOut",
+    "Regression",
+    "Task",
+    "canonical",
+    "cross_entropy_sum",
+    "task",
+]

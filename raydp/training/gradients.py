@@ -82,11 +82,14 @@ class PerExampleGradients:
     """Callable that returns the gradient of each example's own loss with respect to every trainable parameter.
 
     Layers with an Opacus formula (Linear, Conv1d/2d/3d, GroupNorm, LayerNorm, Embedding, …) are captured; a model with
-    any other parametrised module falls back to ``torch.func.vmap`` for the whole model.
+    any other parametrised module falls back to ``torch.func.vmap`` for the whole model. So does one that uses a layer's
+    weights without calling the layer (a tied output layer, say), which its captured calls do not show.
 
     Args:
         model: a model in which no layer mixes examples (see :func:`raydp.models.validate_model`).
         loss: maps outputs (n, …) and targets (n, …) to the *sum* of the examples' losses; that of a task.
+        probe: None, or public inputs (n, …) on which captured gradients are held against ordinary ones first, for a
+            model that nobody has tested.
 
     Attributes:
         engine: ``captured`` or ``vmap``.
@@ -94,7 +97,9 @@ class PerExampleGradients:
             saves memory, a larger one mostly costs it.
     """
 
-    def __init__(self, model: nn.Module, loss: LossFunction = cross_entropy_sum) -> None:
+    def __init__(
+        self, model: nn.Module, loss: LossFunction = cross_entropy_sum, *, probe: Tensor | None = None
+    ) -> None:
         self.model = model
         self.loss = loss
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -104,6 +109,8 @@ class PerExampleGradients:
         formulas = {**GradSampleModule.GRAD_SAMPLERS, **_FORMULAS}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
         self.engine = "vmap" if None in self._formulas.values() else "captured"
+        if probe is not None and self.engine == "captured" and not self._captures_all(probe):
+            self.engine = "vmap"
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Gradients of n examples.
@@ -118,6 +125,23 @@ class PerExampleGradients:
         if len(inputs) == 0:
             return [parameter.new_zeros((0, *parameter.shape)) for parameter in self.parameters]
         return self._captured(inputs, targets) if self.engine == "captured" else self._vmapped(inputs, targets)
+
+    def _captures_all(self, probe: Tensor) -> bool:
+        """Whether the captured gradients of the examples sum up to the ordinary gradient."""
+
+        def objective(outputs: Tensor) -> Tensor:
+            return outputs.square().sum()
+
+        found = gradients_of_calls(capture(self.model, probe, objective, self._layers), self._formulas)
+        wanted = torch.autograd.grad(objective(self.model(probe)), self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, wanted, strict=True):
+            if gradient is None:
+                continue
+            if parameter not in found:
+                return False
+            if not torch.allclose(found[parameter].sum(dim=0), gradient, rtol=1e-3, atol=1e-4 * float(gradient.norm())):
+                return False
+        return True
 
     def _captured(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), self._layers)

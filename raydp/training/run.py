@@ -240,7 +240,10 @@ class _Run:
             spec.model, input_shape=private.input_shape, outputs=private.outputs, seed=spec.seed
         ).to(spec.device)
         models.validate_model(self.model)
-        self.gradients = PerExampleGradients(self.model, self.task.loss)
+        probe = models.public_probe(spec.model, private.input_shape)
+        self.gradients = PerExampleGradients(
+            self.model, self.task.loss, probe=None if probe is None else probe.to(spec.device)
+        )
         self.parameters = self.gradients.parameters
         self.public = self._public()
         setting = Setting(

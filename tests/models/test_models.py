@@ -154,7 +154,6 @@ class Statistics(nn.Module):
             r"model\.1 = 'InstanceNorm2d'.*track_running_stats=False",
         ),
         (nn.Sequential(nn.Linear(2, 2), Statistics()), r"model\.1 = 'Statistics'.*running statistics"),
-        (Shared(), r"model\.second\.weight = .*model\.first\.weight.*must not be shared"),
         (nn.Sequential(nn.ReLU()), "must have a trainable parameter"),
     ],
 )

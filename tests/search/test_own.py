@@ -1,0 +1,113 @@
+"""A person's own network on their own table, from the README alone: two files, one command."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raydp import cli
+from raydp.search.files import load_searches
+from raydp.search.results import Result
+
+NETS = """
+from torch import nn
+
+def make(input_shape, outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, outputs))
+"""
+SEARCH = """
+from ray import tune
+import raydp
+
+search = raydp.Search(
+    name="visits",
+    data="visits.toml",
+    model="nets.py:make",
+    task="classification:weights=1,3",
+    budget=raydp.Budget(epsilon=3.0, delta=1e-4),
+    space={"learning_rate": tune.loguniform(0.1, 2.0)},
+    fixed={"epochs": 2, "batch_size": 64},
+    metric="auroc",
+    trials=1,
+    reports=1,
+    resources=raydp.Resources(total_cpus=1),
+)
+"""
+
+
+def main(arguments):
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    return ended.value.code
+
+
+def write_visits(directory, rows=600):
+    draws = np.random.default_rng(0)
+    age, ward = draws.uniform(20, 90, rows), draws.integers(0, 3, rows)
+    ill = (age + 20 * (ward == 2) + draws.normal(0, 10, rows)) > 75
+    table = pa.table({"age": age, "ward": [("a", "b", "c")[w] for w in ward], "readmitted": ill})
+    pq.write_table(table, directory / "visits.parquet")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    write_visits(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
+    (tmp_path / "search.py").write_text(SEARCH, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def described(draft):
+    """What a person fills in."""
+    head, _, rest = draft.partition("low =\nhigh =\n# missing")
+    filled = f"{head}low = 18\nhigh = 100\n# missing{rest}"
+    target, _, features = filled.partition("values = []               # the classes")
+    features = features.replace("values = []", 'values = ["a", "b", "c"]')
+    return f"{target}values = [false, true]  # the classes{features}"
+
+
+def test_from_a_parquet_file_to_a_verified_result(own, capsys):
+    assert main(["describe", "visits.parquet", "--target", "readmitted"]) == 0
+    (own / "visits.toml").write_text(described(capsys.readouterr().out), encoding="utf-8")
+    assert main(["run", "search.py", "--storage", "runs/visits"]) == 0
+    result = Result.load(own / "runs/visits")
+    (trial,) = result.trials
+    assert trial.state == "complete"
+    assert {"auroc", "balanced_accuracy", "kappa", "minority_recall", "sensitivity", "specificity"} <= set(
+        trial.metrics
+    )
+    assert trial.mean("auroc") > 0.6
+    capsys.readouterr()
+    assert main(["verify", "runs/visits", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    definition = json.loads((own / "runs/visits/raydp.json").read_text(encoding="utf-8"))["definition"]
+    assert definition["model"] == f"{own / 'nets.py'}:make"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "nets.py:mak"}, "Did you mean make"),
+        ({"task": "classification:weights=1,2,3"}, "3 classes, one a weight"),
+        ({"task": "classification:weights=1,x"}, "must list numbers"),
+        ({"task": "nets.py:make"}, "must name a raydp.tasks.Task"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_spent(own, capsys, change, message):
+    main(["describe", "visits.parquet", "--target", "readmitted"])
+    (own / "visits.toml").write_text(described(capsys.readouterr().out), encoding="utf-8")
+    ((name, value),) = change.items()
+    assert main(["run", "search.py", "--storage", "runs/visits", "--set", f"{name}={value}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (own / "runs/visits").exists()
+
+
+def test_a_search_file_is_read_from_any_directory(own, capsys):
+    main(["describe", "visits.parquet", "--target", "readmitted"])
+    (own / "visits.toml").write_text(described(capsys.readouterr().out), encoding="utf-8")
+    (search,) = load_searches(own / "search.py").values()
+    assert search.model_name() == f"{own / 'nets.py'}:make"
