@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydp import _validate
+from raydp._workers import ALONE, Workers, owners
 from raydp.errors import Diverged, InvalidValue
-from raydp.geometry.blocks import DiagonalBlock, LayerBlock, blocks_of
+from raydp.geometry.blocks import Block, DiagonalBlock, LayerBlock, blocks_of
 from raydp.geometry.capture import Call, capture, gradients_of_calls, layers_of, vmapped_gradients
 from raydp.geometry.curvature import Curvature, DiagonalCurvature, LayerCurvature
+from raydp.geometry.shared import eigen_cost, share_blocks
 
 FORMS = ("expand", "reduce")
 LABELS = ("model", "given", "random")
@@ -42,8 +44,13 @@ def estimate_curvature(
     labels: Tensor | None = None,
     form: str = "expand",
     batch_size: int = _BATCH,
+    workers: Workers = ALONE,
 ) -> Curvature:
     """The Fisher matrix of cross-entropy on these examples, at the model's current weights, eigendecomposed.
+
+    The products and eigendecompositions of each block, most of the time, are computed by one worker. Each runs the
+    model on all examples: shared out, their sums would depend in the last bit on the number of workers, and with them
+    the eigenbasis wherever eigenvalues are close, in which the noise is drawn.
 
     Args:
         model: in which no layer mixes examples. Its weights may be private outputs; nothing else private enters.
@@ -54,6 +61,7 @@ def estimate_curvature(
         labels: (n,), for ``given``.
         form: ``expand`` or ``reduce``.
         batch_size: examples at a time; changes memory, not the estimate.
+        workers: of the run, all of which call this alike.
 
     Raises:
         Diverged: logits or a factor are not finite; the message names the layer.
@@ -64,17 +72,43 @@ def estimate_curvature(
     if len(images) == 0:
         raise InvalidValue("public", 0, "must hold at least one example", "Name a public set that is not empty.")
     parameters = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
-    parts = [
-        _LayerFactors(block, form, parameters[block.weight])
-        if isinstance(block, LayerBlock)
-        else _Diagonal(block, parameters[block.parameter])
-        for block in blocks_of(model)
-    ]
+    blocks = blocks_of(model)
+    parts: dict[int, _LayerFactors | _Diagonal] = {}
+    owner: list[int] = []
     for start in range(0, len(images), batch_size):
         piece = slice(start, start + batch_size)
+        drawn: list[Tensor] = []
         given = None if labels is None else labels[piece]
-        _add_batch(model, images[piece], parts, _Labels(fisher_labels, given, generator))
-    return Curvature(blocks=tuple(part.finish(len(images)) for part in parts))
+        objective = _objective(_Labels(fisher_labels, given, generator), drawn)
+        calls = capture(model, images[piece], objective, capturable_layers(model))
+        if not owner:  # the positions of a layer are known from its calls
+            owner = owners([_cost(block, calls, len(images)) for block in blocks], workers)
+            parts = {
+                position: _LayerFactors(block, form, parameters[block.weight])
+                if isinstance(block, LayerBlock)
+                else _Diagonal(block, parameters[block.parameter])
+                for position, block in enumerate(blocks)
+                if owner[position] == workers.rank
+            }
+        _add_batch(model, images[piece], drawn[0], calls, list(parts.values()))
+        del calls  # before the next batch's are made
+    return share_blocks(
+        blocks,
+        owner,
+        lambda position: parts[position].finish(len(images)),
+        like=parameters[0],
+        workers=workers,
+    )
+
+
+def _cost(block: Block, calls: Sequence[Call], examples: int) -> float:
+    """Multiplications that a block's products take, and what its eigendecompositions take beside them."""
+    if isinstance(block, DiagonalBlock):
+        return float(block.size)
+    used = [call.output_gradient for call in calls if call.name == block.name]
+    positions = sum(gradient.numel() // len(gradient) for gradient in used) // (block.groups * block.rows)
+    products = examples * positions * block.groups * (block.columns**2 + block.rows**2)
+    return products + eigen_cost(block)
 
 
 class _Labels:
@@ -118,15 +152,15 @@ def _objective(labels: _Labels, drawn: list[Tensor]) -> Callable[[Tensor], Tenso
     return objective
 
 
-def _add_batch(model: nn.Module, images: Tensor, parts: Sequence[_LayerFactors | _Diagonal], labels: _Labels) -> None:
-    drawn: list[Tensor] = []
-    calls = capture(model, images, _objective(labels, drawn), capturable_layers(model))
+def _add_batch(
+    model: nn.Module, images: Tensor, labels: Tensor, calls: Sequence[Call], parts: Sequence[_LayerFactors | _Diagonal]
+) -> None:
     for part in parts:
         if isinstance(part, _LayerFactors):
             part.add([call for call in calls if call.name == part.block.name])
     diagonals = [part for part in parts if isinstance(part, _Diagonal)]
     if diagonals:
-        gradients = named_gradients(model, images, drawn[0], calls, [part.block.name for part in diagonals])
+        gradients = named_gradients(model, images, labels, calls, [part.block.name for part in diagonals])
         for part, gradient in zip(diagonals, gradients, strict=True):
             part.add(gradient)
 
@@ -254,7 +288,8 @@ def eigendecompose(factors: Tensor, name: str) -> tuple[Tensor, Tensor]:
     except torch.linalg.LinAlgError as error:
         raise Diverged(f"the curvature of {name!r} has no eigendecomposition") from error
     _check_finite(name, vectors)
-    return values.clamp(min=0).to(factors.dtype), vectors.to(factors.dtype)
+    # Contiguous, as it arrives at other workers: products of another layout are rounded in another order.
+    return values.clamp(min=0).to(factors.dtype), vectors.to(factors.dtype).contiguous()
 
 
 def _check_finite(name: str, values: Tensor) -> None:

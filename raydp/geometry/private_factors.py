@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from raydp._workers import ALONE, Workers, owners
 from raydp.geometry.blocks import Block, DiagonalBlock, LayerBlock, blocks_of
 from raydp.geometry.capture import Call, capture
 from raydp.geometry.clipping import clip
@@ -31,6 +32,7 @@ from raydp.geometry.kfac import (
     named_gradients,
     summed_loss,
 )
+from raydp.geometry.shared import eigen_cost, share_blocks
 
 #: The clip norm of a phase that releases these vectors.
 FACTOR_CLIP_NORM = 1.0
@@ -155,32 +157,37 @@ def moment_radii(blocks: Sequence[Block], *, input_clip: float, output_clip: flo
     return tuple(radii)
 
 
-def curvature_of_moments(blocks: Sequence[Block], moments: Sequence[Tensor]) -> Curvature:
+def curvature_of_moments(blocks: Sequence[Block], moments: Sequence[Tensor], workers: Workers = ALONE) -> Curvature:
     """The Fisher matrix from released mean moments: folded back, negative eigenvalues cut to 0.
+
+    Args:
+        blocks: of the model.
+        moments: in the order of :func:`moment_sizes`.
+        workers: of the run, who share out the blocks.
 
     Raises:
         Diverged: a moment is not finite.
     """
-    left = list(moments)
-    parts: list[BlockCurvature] = []
-    for block in blocks:
+    left = iter(moments)
+    own = [[next(left)] if isinstance(block, DiagonalBlock) else [next(left), next(left)] for block in blocks]
+
+    def make(position: int) -> BlockCurvature:
+        block = blocks[position]
         if isinstance(block, DiagonalBlock):
-            parts.append(DiagonalCurvature(block=block, eigenvalues=left.pop(0).clamp(min=0)))
-            continue
-        inputs = _square(left.pop(0), block.groups, block.columns)
-        outputs = _square(left.pop(0), block.groups, block.rows)
-        input_values, input_basis = eigendecompose(inputs, block.name)
-        output_values, output_basis = eigendecompose(outputs, block.name)
-        parts.append(
-            LayerCurvature(
-                block=block,
-                output_basis=output_basis,
-                output_values=output_values,
-                input_basis=input_basis,
-                input_values=input_values,
-            )
+            return DiagonalCurvature(block=block, eigenvalues=own[position][0].clamp(min=0))
+        inputs, outputs = own[position]
+        input_values, input_basis = eigendecompose(_square(inputs, block.groups, block.columns), block.name)
+        output_values, output_basis = eigendecompose(_square(outputs, block.groups, block.rows), block.name)
+        return LayerCurvature(
+            block=block,
+            output_basis=output_basis,
+            output_values=output_values,
+            input_basis=input_basis,
+            input_values=input_values,
         )
-    return Curvature(blocks=tuple(parts))
+
+    owner = owners([eigen_cost(block) for block in blocks], workers)
+    return share_blocks(blocks, owner, make, like=moments[0], workers=workers)
 
 
 def _weights(rows: Tensor, columns: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class AdaDpsPolicy(RefreshedPolicy):
     """Estimates A on the public examples every ``refresh_interval`` steps."""
 
     def __init__(self, hyperparameters: AdaDpsHyperparameters, setting: Setting) -> None:
-        super().__init__(hyperparameters.refresh_interval)
+        super().__init__(hyperparameters.refresh_interval, setting.workers)
         self._damping, self._setting = hyperparameters.damping, setting
         public = require_public(setting, purpose="on which ada_dps measures its coordinates")
         self._examples = FisherExamples.of(setting, public, hyperparameters.fisher_labels)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydp import _validate
+from raydp._workers import ALONE, Workers
 from raydp.errors import InvalidValue
 from raydp.geometry import Identity
 from raydp.methods.base import Hyperparameters, Method, Policy, PublicExamples, Setting, option, refuse_unused
@@ -133,10 +134,11 @@ class Features:
             return torch.cat([inputs.flatten(1), targets[:, None].float()], dim=1)
         return torch.cat([inputs.flatten(1), F.one_hot(targets, self.num_classes).float()], dim=1)
 
-    def of_public(self, public: PublicExamples) -> tuple[Tensor, Features]:
+    def of_public(self, public: PublicExamples, workers: Workers = ALONE) -> tuple[Tensor, Features]:
         """Features of public examples, and these features with the constants that scale them.
 
-        An encoder's vectors are computed once: they are kept with the trained hypernetworks.
+        An encoder's vectors are computed once: they are kept with the trained hypernetworks. The workers of a run take
+        those of the first.
 
         Raises:
             InvalidValue: an encoder, and pixels that are not normalised to [-1, 1].
@@ -150,17 +152,25 @@ class Features:
                 "needs images whose pixels are normalised to [-1, 1]",
                 "Use a family of neighbour sets, whose pixels are.",
             )
-        cache = HypernetworkCache()
-        record: dict[str, object] = {"encoder": self.images.name, "weights": self.images.digest}
-        digest = digest_of(record, {"inputs": public.inputs})
-        kept = cache.get(digest)
-        vectors = self.images(public.inputs) if kept is None else kept["vectors"]
-        if kept is None:
-            cache.put(digest, {"vectors": vectors})
+        vectors = workers.share(self._vectors(public.inputs) if workers.rank == 0 else None)
+        assert vectors is not None
         if not bool(torch.isfinite(vectors).all()):
             raise InvalidValue("image_encoder", self.images.name, "gave numbers that are not finite", "Check it.")
         centre, spread = vectors.mean(dim=0, keepdim=True), vectors.std(dim=0, keepdim=True) + 1e-6
         return (vectors - centre) / spread, dataclasses.replace(self, centre=centre, spread=spread)
+
+    def _vectors(self, inputs: Tensor) -> Tensor:
+        """The encoder's vectors of public images, kept or made."""
+        assert self.images is not None
+        cache = HypernetworkCache()
+        record: dict[str, object] = {"encoder": self.images.name, "weights": self.images.digest}
+        digest = digest_of(record, {"inputs": inputs})
+        kept = cache.get(digest)
+        if kept is not None:
+            return kept["vectors"]
+        vectors = self.images(inputs)
+        cache.put(digest, {"vectors": vectors})
+        return vectors
 
 
 class _Embeddings:
@@ -239,7 +249,7 @@ class DeepSetsPolicy(Policy):
                 f"must have the {self._num_classes} classes of the private set",
                 "Choose public sets of the same targets.",
             )
-        features, self._features = self._features.of_public(public)
+        features, self._features = self._features.of_public(public, self._setting.workers)
         return PublicSets(
             features=features,
             inputs=public.inputs,
@@ -254,8 +264,8 @@ class DeepSetsPolicy(Policy):
         count = len(self._public.sets)
         kept = int(chosen.validation_fraction * count)
         learning, validation = self._public.of(slice(0, count - kept)), self._public.of(slice(count - kept, count))
-        cache, digest = HypernetworkCache(), self._digest()
-        weights = cache.get(digest)
+        workers, cache, digest = self._setting.workers, HypernetworkCache(), self._digest()
+        weights = workers.share(cache.get(digest) if workers.rank == 0 else None)
         if weights is None:
             options = TrainingOptions(
                 steps=chosen.epochs * -(-len(learning.sets) // chosen.sets_per_step),
@@ -264,8 +274,16 @@ class DeepSetsPolicy(Policy):
                 loss_points=chosen.loss_points,
                 seed=chosen.hypernetwork_seed,
             )
-            train(self._hypernetwork, losses=self._losses, public=learning, noise_std=self._noise_std, options=options)
-            cache.put(digest, {name: value.cpu() for name, value in self._hypernetwork.state_dict().items()})
+            train(
+                self._hypernetwork,
+                losses=self._losses,
+                public=learning,
+                noise_std=self._noise_std,
+                options=options,
+                workers=workers,
+            )
+            if workers.rank == 0:
+                cache.put(digest, {name: value.cpu() for name, value in self._hypernetwork.state_dict().items()})
         else:
             self._hypernetwork.load_state_dict(weights)
         if kept:
@@ -289,6 +307,8 @@ class DeepSetsPolicy(Policy):
             "target": str(self._setting.model),
             "device": str(next(self._hypernetwork.parameters()).device),
         }
+        if self._setting.workers.count > 1:  # sums of gradients are rounded otherwise
+            record["workers"] = self._setting.workers.count
         names = self._hypernetwork.layout.names
         rest = {name: value for name, value in self._setting.model.state_dict().items() if name not in names}
         return digest_of(record, rest)

@@ -196,7 +196,7 @@ class DpNgdPolicy(Policy):
 
     def __init__(self, hyperparameters: DpNgdHyperparameters, setting: Setting) -> None:
         self._hyperparameters = hyperparameters
-        self._model, self._seed = setting.model, setting.seed
+        self._model, self._seed, self._workers = setting.model, setting.seed, setting.workers
         self._blocks = blocks_of(setting.model)
         self._clamping = hyperparameters.clamping_schedule(setting.plan.phase("train").steps)
         self._examples = self._fisher_examples(setting)
@@ -283,7 +283,9 @@ class DpNgdPolicy(Policy):
         if self._engine is not None:
             if self._curvature is None:
                 steps = self._hyperparameters.curvature_steps
-                self._curvature = curvature_of_moments(self._blocks, [total / steps for total in self._moments])
+                self._curvature = curvature_of_moments(
+                    self._blocks, [total / steps for total in self._moments], self._workers
+                )
                 self._moments = []
             return
         # A resumed run asks again for the geometry of its last step, whose curvature belongs to earlier weights.
@@ -300,6 +302,7 @@ class DpNgdPolicy(Policy):
             fisher_labels=self._examples.fisher_labels,
             labels=self._examples.labels,
             form=self._hyperparameters.curvature_form,
+            workers=self._workers,
         )
 
     def diagnostics(self) -> dict[str, float]:

@@ -51,7 +51,7 @@ class GepPolicy(RefreshedPolicy):
     """Finds a basis of public gradients every ``refresh_interval`` steps."""
 
     def __init__(self, hyperparameters: GepHyperparameters, setting: Setting) -> None:
-        super().__init__(hyperparameters.refresh_interval)
+        super().__init__(hyperparameters.refresh_interval, setting.workers)
         self._hyperparameters, self._setting = hyperparameters, setting
         public = require_public(setting, purpose="whose gradients span the subspace of gep")
         self._examples = FisherExamples.of(setting, public, hyperparameters.fisher_labels)

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from raydp import _validate
+from raydp._workers import ALONE, Workers, own_part
 from raydp.errors import Diverged, InvalidValue
 from raydp.models.hypernetwork import Hypernetwork
 from raydp.models.lora import takes_stacked
 from raydp.tasks import Task
+from raydp.tasks.base import Draw
 
 _WARM_UP = 0.1  # share of the steps in which the learning rate rises
 
@@ -101,15 +104,21 @@ class SetLosses:
             if name not in names
         }
 
+    def draw(
+        self, sets: int, points: int, input_shape: tuple[int, ...], randomness: np.random.Generator
+    ) -> Draw | None:
+        """The task's randomness for so many sets of so many examples each, one set after the other."""
+        return self._task.draw(sets * points, input_shape, randomness)
+
     def __call__(
-        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, randomness: np.random.Generator
+        self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, draw: Draw | None = None
     ) -> Tensor:
-        """Mean loss of an example in each set: (M,) for parameters (M, *shape), inputs (M, n, …), targets (M, n)."""
+        """Mean loss of an example in each set: (M,) for parameters (M, *shape), inputs (M, n, …), targets (M, n).
+
+        ``draw`` is :meth:`draw`'s for these sets; a task that draws nothing needs none.
+        """
         count, points = inputs.shape[:2]
-        flat, wanted = inputs.flatten(0, 1), targets.flatten(0, 1)
-        flat, wanted = self._task.examples(
-            flat, wanted, self._task.draw(count * points, tuple(flat.shape[1:]), randomness)
-        )
+        flat, wanted = self._task.examples(inputs.flatten(0, 1), targets.flatten(0, 1), draw)
 
         if self._stacks:
             outputs = functional_call(self._target, {**self._fixed, **parameters}, (flat,))
@@ -130,8 +139,12 @@ def train(
     public: PublicSets,
     noise_std: float,
     options: TrainingOptions,
+    workers: Workers = ALONE,
 ) -> None:
     """Train in place.
+
+    Each worker takes some of a step's data sets, and the gradients are summed: the weights stay the same on all, and
+    differ from those that one worker finds by rounding alone.
 
     Args:
         hypernetwork: one without parameters (the explicit one of the paper's proof) is left as it is.
@@ -139,6 +152,7 @@ def train(
         public: the sets, of as many examples as the private one: the noise is right for that size alone.
         noise_std: standard deviation of the release's noise on each coordinate of the average.
         options: how.
+        workers: of the run, all of which call this alike.
 
     Raises:
         Diverged: the weights are not finite afterwards.
@@ -156,9 +170,14 @@ def train(
         if len(order) < min(options.sets, len(public.sets)):
             order = torch.randperm(len(public.sets), generator=generator)
         chosen, order = public.sets[order[: options.sets]], order[options.sets :]
-        loss = _losses(hypernetwork, losses, public, chosen, noise_std, options.loss_points, generator, randomness)
+        part = own_part(len(chosen), workers)
         optimizer.zero_grad(set_to_none=True)
-        loss.mean().backward()
+        found = _losses(
+            hypernetwork, losses, public, chosen, noise_std, options.loss_points, generator, randomness, part
+        )
+        if part.stop > part.start:
+            (found.sum() / len(chosen)).backward()
+        _sum_gradients(weights, workers)
         optimizer.step()
         schedule.step()
     if not all(bool(torch.isfinite(parameter).all()) for parameter in weights):
@@ -187,13 +206,34 @@ def _losses(
     points: int,
     generator: torch.Generator,
     randomness: np.random.Generator,
+    part: slice = slice(None),
 ) -> Tensor:
-    pooled = hypernetwork.pool(public.features[chosen])
-    noise = noise_std * torch.randn(pooled.shape, generator=generator).to(pooled.device)
+    """Losses of some of the chosen sets. What is random is drawn for all of them, whichever ``part`` is taken."""
+    sets, device = len(chosen), public.features.device
+    noise = noise_std * torch.randn(sets, hypernetwork.architecture.embedding, generator=generator)[part].to(device)
+    embedded = chosen[part]
+    entering = embedded
     if points < chosen.shape[1]:
-        chosen = chosen[:, torch.randperm(chosen.shape[1], generator=generator)[:points].to(chosen.device)]
-    generated = hypernetwork.generate(pooled + noise)
-    return losses(generated, public.inputs[chosen], public.targets[chosen], randomness)
+        entering = embedded[:, torch.randperm(chosen.shape[1], generator=generator)[:points].to(chosen.device)]
+    points = entering.shape[1]
+    draw = losses.draw(sets, points, tuple(public.inputs.shape[1:]), randomness)
+    if draw is not None:
+        first, last, _ = part.indices(sets)
+        draw = draw[first * points : last * points]
+    if len(embedded) == 0:
+        return torch.zeros(0, device=device)
+    generated = hypernetwork.generate(hypernetwork.pool(public.features[embedded]) + noise)
+    return losses(generated, public.inputs[entering], public.targets[entering], draw)
+
+
+def _sum_gradients(weights: Sequence[Tensor], workers: Workers) -> None:
+    """The gradients of all workers' sets, on each of them; one without sets has none of its own."""
+    if workers.count == 1:
+        return
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    workers.sum([weight.grad for weight in weights if weight.grad is not None])
 
 
 def _factor(step: int, warm: int, steps: int) -> float:

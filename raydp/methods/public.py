@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raydp._workers import ALONE, Workers
 from raydp.errors import InvalidValue
 from raydp.geometry import Geometry
 from raydp.methods.base import Policy, PublicExamples, Setting
@@ -92,10 +93,11 @@ class RefreshedPolicy(Policy):
 
     Args:
         interval: steps between two estimates, >= 1; the first is at step 0.
+        workers: of the run. Each computes the estimate; that of the first is taken by all.
     """
 
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
+    def __init__(self, interval: int, workers: Workers = ALONE) -> None:
+        self._interval, self._workers = interval, workers
         self._estimated_at = -1
         self._tensors: tuple[Tensor, ...] = ()
         self._geometry: Geometry | None = None
@@ -115,6 +117,7 @@ class RefreshedPolicy(Policy):
         # A resumed run asks again for the geometry of its last step, which belongs to earlier weights.
         if step % self._interval == 0 and step != self._estimated_at:
             self._tensors = tuple(self.estimate(step))
+            self._workers.spread(self._tensors)
             self._estimated_at, self._geometry = step, None
         if self._geometry is None:
             self._geometry = self.build(self._tensors)

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,8 +152,11 @@ class Ledger:
             counts[entry.phase] = entry.first_step + entry.steps
 
 
-class LedgerRecorder(ABC):
-    """Counts the steps of one run of a plan, and refuses what the plan has no room for.
+class LedgerRecorder:
+    """Counts the steps of one run of a plan, and refuses what the plan has no room for. It writes nothing.
+
+    All workers of a run but the first have one that follows the first one's :class:`LedgerWriter`: each refuses a step
+    whatever the others do, before it reads an example.
 
     Args:
         path: of the ledger's file.
@@ -212,24 +214,8 @@ class LedgerRecorder(ABC):
                 )
             )
 
-    @abstractmethod
-    def commit(self) -> None:
-        """Return when the recorded steps may become visible."""
-
     def _require_open(self) -> None:
         """Raises LedgerRefusal: no step may run any more."""
-
-
-class LedgerFollower(LedgerRecorder):
-    """Admits what the writer of the same run admits, and writes nothing: for all workers of a run but the first.
-
-    So a worker refuses a step whatever another one does, and a step that the plan has no room for ends all of them
-    before any reads an example.
-    """
-
-    def commit(self) -> None:
-        self._entries += self._pending
-        self._pending = []
 
 
 class LedgerWriter(LedgerRecorder):

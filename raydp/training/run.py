@@ -31,7 +31,7 @@ from raydp.geometry import Geometry
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
 from raydp.methods.hypernetwork_training import digest_of
-from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerFollower, LedgerRecorder, LedgerWriter
+from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerRecorder, LedgerWriter
 from raydp.privacy.mechanism import Phase
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
@@ -186,7 +186,7 @@ def _followed(spec: RunSpec, writer: LedgerWriter | None, workers: Workers) -> L
         adjacency=budget.adjacency,
         entries=tuple(LedgerEntry(**entry) for entry in entries),
     )
-    return LedgerFollower(spec.ledger_file, spec.plan, existing)
+    return LedgerRecorder(spec.ledger_file, spec.plan, existing)
 
 
 def _shared(report: Report | None, workers: Workers) -> Report | None:
@@ -524,13 +524,14 @@ class _Run:
     def _release(self) -> Report:
         """The release barrier: ledger, checkpoint, metrics, and only then the report, on all workers."""
         self._check_equal_weights()
-        self.ledger.commit()
         report = _shared(self._published() if self.workers.rank == 0 else None, self.workers)
         assert report is not None
         return report
 
     def _published(self) -> Report:
         """The report, once it is durable: the first worker's part of the release."""
+        assert isinstance(self.ledger, LedgerWriter)
+        self.ledger.commit()
         checkpoint.save(self.spec.directory, self.step, self._state())
         report = Report(
             step=self.step,

@@ -87,7 +87,8 @@ def main() -> None:
 
         def together(loss: SetLosses, features: torch.Tensor = features) -> torch.Tensor:
             generated = hypernetwork.generate(hypernetwork.pool(features))
-            return loss(generated, inputs, targets, np.random.default_rng(0)).mean()  # noqa: B023 - used at once
+            draw = loss.draw(len(inputs), POINTS, (1, 16, 16), np.random.default_rng(0))  # noqa: B023 - used at once
+            return loss(generated, inputs, targets, draw).mean()  # noqa: B023
 
         def looped(features: torch.Tensor = features) -> torch.Tensor:
             total = torch.zeros(())

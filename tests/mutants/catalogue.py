@@ -32,6 +32,7 @@ _NOISE = "privacy/test_noise.py"
 _STREAM = "privacy/test_stream.py"
 _LEDGER = "privacy/test_ledger.py"
 _RUN = "training/test_run.py"
+_MANY = "training/test_many_workers.py"
 _TYPES = "data/test_types.py"
 _CALIBRATION = "privacy/test_calibration.py"
 
@@ -126,11 +127,11 @@ MUTANTS = (
     Mutant(
         name="noise in each micro-batch",
         file="training/step.py",
-        old="        total.add(gradients)\n    return release(",
+        old="        total.add(gradients)\n    workers.sum(",
         new="        total.add(gradients)\n"
         "        for part, noisy in zip(total.total, release(total, phase=phase, step=step, key=key), strict=True):\n"
         "            part.copy_((noisy.double() * phase.batch_size / phase.spacing).round())\n"
-        "    return release(",
+        "    workers.sum(",
         tests=(_STEP,),
     ),
     Mutant(
@@ -147,7 +148,8 @@ MUTANTS = (
     Mutant(
         name="divided by the realised batch size",
         file="training/step.py",
-        old="    for gradients in batches:\n        total.add(gradients)\n    return release(total, phase=phase,",
+        old="    for gradients in batches:\n        total.add(gradients)\n    workers.sum(total.total)\n"
+        "    return release(total, phase=phase,",
         new="    import dataclasses\n"
         "    count = 0\n"
         "    for gradients in batches:\n"
@@ -190,8 +192,8 @@ MUTANTS = (
     Mutant(
         name="noise that follows from the seed",
         file="training/run.py",
-        old="        key = NoiseKey.generate()\n        key.save(spec.key_file)",
-        new="        key = NoiseKey.insecure(spec.seed)\n        key.save(spec.key_file)",
+        old="            NoiseKey.generate().save(spec.key_file)",
+        new="            NoiseKey.insecure(spec.seed).save(spec.key_file)",
         tests=(_RUN,),
     ),
     Mutant(
@@ -343,6 +345,44 @@ MUTANTS = (
         old="        self.ledger.commit()\n        checkpoint.save(self.spec.directory, self.step, self._state())",
         new="        checkpoint.save(self.spec.directory, self.step, self._state())\n        self.ledger.commit()",
         tests=(_RUN,),
+    ),
+    # Several workers.
+    Mutant(
+        name="each worker releases its own part of the batch",
+        file="training/step.py",
+        old="    workers.sum(total.total)\n",
+        new="",
+        tests=(_MANY,),
+    ),
+    Mutant(
+        name="each worker reads the whole batch",
+        file="training/run.py",
+        old="        return parts[own_part(len(parts), self.workers)]",
+        new="        return parts",
+        tests=(_MANY,),
+    ),
+    Mutant(
+        name="noise that follows from the rank",
+        file="training/run.py",
+        old="            NoiseKey.generate().save(spec.key_file)\n        self.workers.wait()",
+        new="            NoiseKey.generate().save(spec.key_file)\n        self.workers.wait()\n"
+        "        if self.workers.rank:\n"
+        "            return NoiseKey.generate()",
+        tests=(_MANY,),
+    ),
+    Mutant(
+        name="weights that drifted apart are released",
+        file="training/run.py",
+        old="        self._check_equal_weights()\n",
+        new="",
+        tests=(_MANY,),
+    ),
+    Mutant(
+        name="a worker that fails does not tell the others",
+        file="training/workers.py",
+        old="        workers.leave(error)\n",
+        new="",
+        tests=("training/test_workers.py",),
     ),
     # Plans, calibration and accountants.
     Mutant(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raydp.errors import CorruptFile, Diverged, InvalidValue, LedgerRefusal, RaydpError
 from raydp.privacy import ledger as ledger_module
 from raydp.privacy.budget import Budget
-from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerWriter
+from raydp.privacy.ledger import Ledger, LedgerEntry, LedgerRecorder, LedgerWriter
 from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.plan import Interval, Plan
 
@@ -195,6 +195,33 @@ class TestWriting:
         ledger = Ledger.read(path)
         ledger.check(plan)
         assert ledger.steps("warmup") + ledger.steps("sparse") == len(granted)
+
+
+class TestFollowing:
+    def test_a_recorder_goes_on_where_the_ledger_is_and_writes_nothing(self, path):
+        plan = make_plan()
+        recorder = LedgerRecorder(path, plan, make_ledger(plan, entry(steps=3)))
+        for phase, step in (("warmup", 2), ("warmup", 3), ("warmup", 4), ("sparse", 0)):
+            recorder.record(phase, step)
+        assert recorder.ledger.steps("warmup") == 5 and recorder.ledger.steps("sparse") == 1
+        assert not path.exists()
+
+    @pytest.mark.parametrize(
+        ("phase", "step", "rule"), [("warmup", 5, "overspend"), ("warmup", 4, "in order"), ("sparse", 0, "after phase")]
+    )
+    def test_it_refuses_what_a_writer_refuses(self, path, phase, step, rule):
+        plan = make_plan()
+        recorder = LedgerRecorder(path, plan, make_ledger(plan, entry(steps=3)))
+        write(path)
+        with LedgerWriter(path, plan) as writer:
+            for one in (recorder, writer):
+                with pytest.raises(LedgerRefusal, match=rule):
+                    one.record(phase, step)
+                assert one.ledger.steps(phase) == (3 if phase == "warmup" else 0)
+
+    def test_it_refuses_the_ledger_of_another_plan(self, path):
+        with pytest.raises(LedgerRefusal, match="not of"):
+            LedgerRecorder(path, make_plan(sigma=2.0), make_ledger(make_plan()))
 
 
 class TestFullDisk:

@@ -180,7 +180,7 @@ def test_stacked_factors_give_the_losses_of_a_loop_over_sets() -> None:
     factors = {name: torch.randn(3, *shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}
     inputs, targets = torch.rand(3, 4, 1, 8, 8) * 2 - 1, torch.zeros(3, 4)
     losses = SetLosses(model, task("denoising"), layout.names)
-    together = losses(factors, inputs, targets, np.random.default_rng(0))
+    together = losses(factors, inputs, targets, losses.draw(3, 4, (1, 8, 8), np.random.default_rng(0)))
     draw = task("denoising").draw(12, (1, 8, 8), np.random.default_rng(0))
     for index in range(3):
         part = slice(4 * index, 4 * index + 4)
