@@ -37,27 +37,64 @@ class Resources:
     """What a trial occupies, and how many run at once.
 
     Attributes:
-        cpus_per_trial: CPU cores, and the number of threads that a trial computes with.
-        gpus_per_trial: 0 trains on the CPU. A fraction lets several trials share a GPU.
+        num_workers: processes that train one trial together, on one machine or several. ``(low, high)`` lets a trial
+            have as many of them as there is room for, and go on with fewer when a machine is lost. The mechanism is the
+            same for any number.
+        cpus_per_worker: CPU cores of each, and the number of threads that it computes with.
+        gpus_per_worker: 0 trains on the CPU. A fraction lets several trials of one worker share a GPU.
         max_concurrent: trials at once; None takes as many as fit the cluster.
         total_cpus: cores of the local cluster that a run starts; None takes those of the machine. Has no meaning when
             an address is given.
         retries: how often a trial whose process died goes on from its checkpoint before it counts as failed.
+        time_limit: seconds that a trial may work without a report. It is ended then as one that hangs, which counts as
+            the death of its process. None waits for ever.
     """
 
-    cpus_per_trial: int = 1
-    gpus_per_trial: float = 0.0
+    num_workers: int | tuple[int, int] = 1
+    cpus_per_worker: int = 1
+    gpus_per_worker: float = 0.0
     max_concurrent: int | None = None
     total_cpus: int | None = None
     retries: int = 2
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.integer("resources.cpus_per_trial", self.cpus_per_trial, low=1)
-        _validate.between("resources.gpus_per_trial", self.gpus_per_trial, 0, 64)
+        if isinstance(self.num_workers, Sequence) and not isinstance(self.num_workers, str):
+            object.__setattr__(self, "num_workers", tuple(self.num_workers))
+            if len(self.workers) != 2:
+                raise InvalidValue(
+                    "resources.num_workers", self.num_workers, "must be a number or (low, high)", "Write (1, 4), say."
+                )
+            low = _validate.integer("resources.num_workers[0]", self.workers[0], low=1)
+            _validate.integer("resources.num_workers[1]", self.workers[1], low=low)
+        else:
+            _validate.integer("resources.num_workers", self.num_workers, low=1)
+        _validate.integer("resources.cpus_per_worker", self.cpus_per_worker, low=1)
+        _validate.between("resources.gpus_per_worker", self.gpus_per_worker, 0, 64)
+        if self.gpus_per_worker % 1 and (self.workers != (1, 1) or self.gpus_per_worker > 1):
+            raise InvalidValue(
+                "resources.gpus_per_worker",
+                self.gpus_per_worker,
+                "must be a whole number for more than one worker (nccl wants a GPU for each), or below 1 for one",
+                "Give each worker one GPU, or set resources.num_workers to 1.",
+            )
         _validate.integer("resources.retries", self.retries, low=0)
         for name in ("max_concurrent", "total_cpus"):
             if getattr(self, name) is not None:
                 _validate.integer(f"resources.{name}", getattr(self, name), low=1)
+        if self.time_limit is not None:
+            _validate.positive("resources.time_limit", self.time_limit)
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """The least and the greatest number of workers of a trial."""
+        return (self.num_workers, self.num_workers) if isinstance(self.num_workers, int) else self.num_workers
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Resources:
+        """Inverse of :func:`dataclasses.asdict`, through JSON; earlier versions spoke of trials of one worker."""
+        former = {"cpus_per_trial": "cpus_per_worker", "gpus_per_trial": "gpus_per_worker"}
+        return cls(**{former.get(name, name): value for name, value in record.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +209,14 @@ class Search:
                 raise InvalidValue(
                     "paired", True, "has no meaning with insecure_seed, which pairs everything", "Set only one of them."
                 )
-        if self.paired and self.resources.gpus_per_trial:
+        low, high = self.resources.workers
+        if self.paired and (self.resources.gpus_per_worker or low < high):
             raise InvalidValue(
                 "paired",
                 True,
-                "needs the same floats in each run that shares a phase, which GPUs do not promise",
-                "Train on the CPU (resources.gpus_per_trial = 0), or do not pair.",
+                "needs the same floats in each run that shares a phase, which neither GPUs nor a changing number of "
+                "workers promise",
+                "Train on the CPU (resources.gpus_per_worker = 0) with a fixed number of workers, or do not pair.",
             )
         _validate.one_of("accountant", self.accountant, ACCOUNTANTS)
         _validate.one_of("split", self.split, SPLITS)
@@ -436,7 +475,7 @@ class Search:
 
         Args:
             overrides: name -> value, or -> text that is read by the field's type. Names are fields of the Search,
-                ``budget.epsilon``, ``resources.cpus_per_trial``, …, or hyperparameters (``fixed.`` may precede them),
+                ``budget.epsilon``, ``resources.cpus_per_worker``, …, or hyperparameters (``fixed.`` may precede them),
                 which are then held fixed and leave the space.
 
         Raises:
@@ -565,7 +604,7 @@ class Search:
         values["budget"] = Budget.from_json(values["budget"])
         if "holdout_budget" in values:
             values["holdout_budget"] = Budget.from_json(values["holdout_budget"])
-        values["resources"] = Resources(**values["resources"])
+        values["resources"] = Resources.from_json(values["resources"])
         if "selection" in values:  # run directories of earlier versions have none: they composed
             values["selection"] = selections.from_json(values["selection"])
         values["warm_start"] = tuple(values["warm_start"])
@@ -670,7 +709,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         kind = str
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     if not isinstance(value, str):
-        plain = tuple(option for option in options if option != tuple[str, ...])
+        plain = tuple(option for option in options if get_origin(option) is not tuple)
         return value if isinstance(value, tuple) and plain != options else coerce(name, value, kind)
     if type(None) in options and value.lower() in ("none", ""):
         return None
@@ -679,6 +718,8 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         int: int,
         float: float,
     }
+    if tuple[int, int] in options and "," in value:
+        readers = {int: lambda text: tuple(int(part) for part in text.split(","))}
     for option, reader in readers.items():
         if option in options:
             try:
@@ -689,7 +730,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
         return tuple(part.strip() for part in value.split(","))
     if str in options:
         return value
-    words = {type(None): "none", bool: "true or false"}
+    words = {type(None): "none", bool: "true or false", tuple[int, int]: "low,high"}
     wanted = " or ".join(words.get(option) or option.__name__ for option in options)
     raise InvalidValue(name, value, f"must be {wanted}", f"Write --set {name}=<{wanted}>.")
 

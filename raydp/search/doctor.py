@@ -269,7 +269,7 @@ def _gpus() -> Finding:
             f"{torch.cuda.get_device_name(index)}, {torch.cuda.get_device_properties(index).total_memory / 1e9:.0f} GB"
             for index in range(torch.cuda.device_count())
         ]
-        return Finding(name="GPUs", status="ok", found="; ".join(names) + " (use resources.gpus_per_trial)")
+        return Finding(name="GPUs", status="ok", found="; ".join(names) + " (use resources.gpus_per_worker)")
     if shutil.which("nvidia-smi"):
         return Finding(
             name="GPUs",

@@ -19,6 +19,7 @@ from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
 from raydp.privacy.selection import RandomStopping
 from raydp.search import selection_preview
+from raydp.search.capacity import Node, fit
 from raydp.search.definition import Search
 from raydp.search.runner import check
 from raydp.search.sampling import Sampling
@@ -117,16 +118,20 @@ def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
 
 def _resources(search: Search) -> dict[str, Any]:
     wanted = search.resources
-    cpus = wanted.total_cpus or os.cpu_count() or 1
-    fits = cpus // wanted.cpus_per_trial
-    concurrent = fits if wanted.max_concurrent is None else min(fits, wanted.max_concurrent)
+    machine = Node(cpus=wanted.total_cpus or os.cpu_count() or 1, gpus=torch.cuda.device_count())
+    try:
+        found = fit([machine], wanted)
+        trials, arithmetic = found.trials, found.arithmetic
+    except InvalidValue as error:  # it may fit the cluster that the search is meant for
+        trials, arithmetic = 0, str(error)
     return {
-        "cpus_per_trial": wanted.cpus_per_trial,
-        "gpus_per_trial": wanted.gpus_per_trial,
-        "cpus_on_this_machine": cpus,
-        "trials_at_once_on_this_machine": concurrent,
-        "arithmetic": f"{cpus} CPUs // {wanted.cpus_per_trial} a trial = {fits} trials at once"
-        + ("" if wanted.max_concurrent is None else f", at most {wanted.max_concurrent} wanted"),
+        "num_workers": wanted.num_workers,
+        "cpus_per_worker": wanted.cpus_per_worker,
+        "gpus_per_worker": wanted.gpus_per_worker,
+        "cpus_on_this_machine": int(machine.cpus),
+        "gpus_on_this_machine": int(machine.gpus),
+        "trials_at_once_on_this_machine": trials,
+        "arithmetic": arithmetic,
     }
 
 
@@ -161,8 +166,8 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         "steps_a_run": plan.steps,
         "seconds_a_run": float(f"{seconds:.3g}"),
         "seconds_for_the_search": float(f"{seconds * runs / max(1, concurrent):.3g}"),
-        "seconds_measured_with": f"{search.resources.cpus_per_trial} thread(s), random inputs, the method's own steps, "
-        "without pre-training and evaluation",
+        "seconds_measured_with": f"one worker of {search.resources.cpus_per_worker} thread(s), random inputs, the "
+        "method's own steps, without pre-training and evaluation",
         "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,
         "runs": runs,

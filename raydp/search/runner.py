@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,8 @@ from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
 from raydp.search import holdout, statement, subsample
-from raydp.search.definition import Search
+from raydp.search.capacity import Node, fit
+from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
 from raydp.search.results import Result, write_trials_parquet
@@ -212,7 +213,9 @@ def _same_search(storage: Path, definition: dict[str, Any]) -> RunDirectory | No
     except InvalidValue:  # there is none
         return None
     wanted = json.loads(json.dumps(definition))
-    return opened if {"family": wanted["family"], **opened.definition} == wanted else None  # earlier versions lack it
+    stored = {"family": wanted["family"], **opened.definition}  # earlier versions lack it
+    stored["resources"] = json.loads(json.dumps(dataclasses.asdict(Resources.from_json(stored["resources"]))))
+    return opened if stored == wanted else None
 
 
 def _drive(
@@ -365,32 +368,22 @@ def _cluster(search: Search, address: str | None) -> Iterator[None]:
 
 
 def concurrency(search: Search) -> int:
-    """How many trials run at once on the connected cluster.
+    """How many trials run at once on the connected cluster, or on what its autoscaler can make of it.
 
     Raises:
-        InvalidValue: a single trial asks for more than any node has; the arithmetic is shown.
+        InvalidValue: not a single trial fits; the arithmetic is shown.
     """
-    wanted = search.resources
-    fits = 0
-    for node in ray.nodes():
-        if not node["Alive"]:
-            continue
-        cpus, gpus = node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)
-        by_gpu = int(gpus / wanted.gpus_per_trial) if wanted.gpus_per_trial else sys.maxsize
-        fits += min(int(cpus // wanted.cpus_per_trial), by_gpu)
-    if fits == 0:
-        have = ", ".join(
-            f"{node['Resources'].get('CPU', 0):g} CPU + {node['Resources'].get('GPU', 0):g} GPU"
-            for node in ray.nodes()
-            if node["Alive"]
-        )
-        raise InvalidValue(
-            "resources",
-            f"{wanted.cpus_per_trial} CPU + {wanted.gpus_per_trial:g} GPU a trial",
-            f"must fit one node of the cluster, whose nodes have: {have}",
-            "Lower resources.cpus_per_trial or resources.gpus_per_trial, or raise resources.total_cpus.",
-        )
-    return fits if wanted.max_concurrent is None else min(fits, wanted.max_concurrent)
+    return fit(_nodes(), search.resources).trials
+
+
+def _nodes() -> list[Node]:
+    """The nodes of the cluster, and those that its autoscaler may add."""
+    found = [
+        Node(cpus=node["Resources"].get("CPU", 0), gpus=node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return found
 
 
 def _fit(session: Session, concurrent: int) -> None:
@@ -402,7 +395,7 @@ def _fit(session: Session, concurrent: int) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     wanted = session.search.resources
     tuner = tune.Tuner(
-        tune.with_resources(TrialProcess, {"cpu": wanted.cpus_per_trial, "gpu": wanted.gpus_per_trial}),
+        tune.with_resources(TrialProcess, {"cpu": wanted.cpus_per_worker, "gpu": wanted.gpus_per_worker}),
         tune_config=tune.TuneConfig(
             search_alg=_Proposals(session),
             num_samples=-1,  # the searcher says when it is finished

@@ -39,7 +39,7 @@ def seconds_of_a_run(
 ) -> float:
     """Seconds of all steps of ``plan``, with as many threads as a trial has. Reads public examples only."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(search.resources.cpus_per_trial)
+    torch.set_num_threads(search.resources.cpus_per_worker)
     try:
         return _rehearse(search, method, hyperparameters, plan=plan, model=model, dataset=dataset)
     finally:

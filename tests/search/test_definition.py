@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_near_names_are_suggested(changes: dict[str, Any], near: str) -> None:
     [
         ({"name": "a/b"}, "'/' is refused"),
         ({"budget": (3.0, 1e-5)}, "must be a raydp.Budget"),
-        ({"resources": {"cpus_per_trial": 1}}, "must be a raydp.Resources"),
+        ({"resources": {"cpus_per_worker": 1}}, "must be a raydp.Resources"),
         ({"warm_start": {"learning_rate": 1.0}}, "must be a list of configs"),
         ({"space": {"learning/rate": tune.uniform(0, 1)}}, "'/' is refused"),
         ({"space": {"optimizer": tune.choice([None, "sgd"])}}, "must be a str, int, float or bool"),
@@ -98,8 +99,8 @@ def test_overrides_reach_every_kind_of_field() -> None:
             "mode": "max,min",
             "budget.epsilon": "8",
             "budget.adjacency": "replace_one",
-            "resources.cpus_per_trial": "2",
-            "resources.gpus_per_trial": "0",
+            "resources.cpus_per_worker": "2",
+            "resources.gpus_per_worker": "0",
             "resources.max_concurrent": "none",
             "learning_rate": "2",
             "fixed.epochs": "3",
@@ -114,7 +115,7 @@ def test_overrides_reach_every_kind_of_field() -> None:
     )
     assert (changed.metrics, changed.modes) == (("accuracy", "loss"), ("max", "min"))
     assert (changed.budget.epsilon, changed.budget.delta, changed.budget.adjacency) == (8.0, 1e-5, "replace_one")
-    assert changed.resources == Resources(cpus_per_trial=2)
+    assert changed.resources == Resources(cpus_per_worker=2)
     assert changed.fixed == {"learning_rate": 2.0, "epochs": 3, "batch_size": 256}
     assert changed.point_space.names == ("warmup_share",)
     assert type(changed.fixed["learning_rate"]) is float
@@ -125,7 +126,7 @@ def test_overrides_reach_every_kind_of_field() -> None:
     [
         ({"trial": "3"}, UnknownName, "trials"),
         ({"budget.epsilom": "3"}, UnknownName, "epsilon"),
-        ({"resources.cpu_per_trial": "3"}, UnknownName, "cpus_per_trial"),
+        ({"resources.cpu_per_worker": "3"}, UnknownName, "cpus_per_worker"),
         ({"learning_rat": "3"}, UnknownName, "learning_rate"),
         ({"trials": "many"}, InvalidValue, "must be int"),
         ({"trials": 2.5}, InvalidValue, "must be int"),
@@ -233,8 +234,14 @@ def test_points_without_a_plan_say_why() -> None:
 
 
 def test_gpus_are_read_as_a_fraction_and_refused_for_paired_runs() -> None:
-    search = small_search().with_overrides({"resources.gpus_per_trial": "0.5"})
-    assert search.resources.gpus_per_trial == 0.5
+    for number, meant in (("2", 2), ("1,4", (1, 4)), ((1, 4), (1, 4)), (2, 2)):
+        found = small_search().with_overrides({"resources.num_workers": number}).resources
+        assert found == Resources(num_workers=meant)  # type: ignore[arg-type]
+        assert Resources.from_json(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+    with pytest.raises(InvalidValue, match="must be int or low,high"):
+        small_search().with_overrides({"resources.num_workers": "two"})
+    search = small_search().with_overrides({"resources.gpus_per_worker": "0.5"})
+    assert search.resources.gpus_per_worker == 0.5
     with pytest.raises(InvalidValue, match="same floats"):
         search.with_overrides({"paired": "true"})
 

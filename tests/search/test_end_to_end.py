@@ -223,7 +223,7 @@ def test_several_objectives(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_fits_no_node_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
-    search: Search = small_search(resources=Resources(cpus_per_trial=3))
+    search: Search = small_search(resources=Resources(cpus_per_worker=3))
     with pytest.raises(InvalidValue, match=r"3 CPU \+ 0 GPU a trial.*2 CPU \+ 0 GPU"):
         search.run(storage=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

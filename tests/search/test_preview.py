@@ -22,7 +22,7 @@ def test_the_documented_form(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a preview must not read a private example")
 
     monkeypatch.setattr(PrivateData, "sample", refuse)
-    search = small_search(trials=5, seeds=2, resources=Resources(total_cpus=4, cpus_per_trial=2))
+    search = small_search(trials=5, seeds=2, resources=Resources(total_cpus=4, cpus_per_worker=2))
     found = json.loads(json.dumps(preview(search, 2)))
     assert set(found) == {"budget", "plans", "resources", "cost", "selection", "holdout"}
     assert found["budget"] == {"epsilon": 3.0, "delta": 1e-5, "adjacency": "add_remove"}
@@ -39,13 +39,26 @@ def test_the_documented_form(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 3 * (1 - 1e-4) <= plan["certificate"]["pld"]["upper"] <= 3
         assert {"lower", "estimate", "upper"} <= set(plan["certificate"]["prv"])
     assert found["resources"]["trials_at_once_on_this_machine"] == 2
-    assert found["resources"]["arithmetic"] == "4 CPUs // 2 a trial = 2 trials at once"
+    assert found["resources"]["arithmetic"] == (
+        "nodes of 4 CPU + 0 GPU hold 2 workers of 2 CPU + 0 GPU; 2 // 1 a trial = 2 at once"
+    )
     cost = found["cost"]
     assert cost["runs"] == 10
     assert cost["steps_a_run"] == 5
     assert cost["epsilon_of_the_search_if_all_runs_finish"] > 3
     assert cost["seconds_for_the_search"] >= 0
     assert cost["coordinates"] > 0
+
+
+def test_trials_of_several_workers_and_what_does_not_fit_this_machine() -> None:
+    resources = Resources(total_cpus=5, num_workers=2, max_concurrent=1)
+    assert preview(small_search(resources=resources), 0)["resources"]["arithmetic"] == (
+        "nodes of 5 CPU + 0 GPU hold 5 workers of 1 CPU + 0 GPU; 5 // 2 a trial = 2 at once, at most 1 wanted"
+    )
+    found = preview(small_search(resources=Resources(total_cpus=2, num_workers=64)), 0)
+    assert found["resources"]["trials_at_once_on_this_machine"] == 0
+    assert "64 workers of 1 CPU + 0 GPU a trial" in found["resources"]["arithmetic"]
+    assert found["cost"]["runs"] == 3
 
 
 def test_proposals_are_those_that_the_search_makes() -> None:

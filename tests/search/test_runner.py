@@ -35,9 +35,27 @@ def test_an_address_without_a_cluster_leaves_nothing_behind(tmp_path: Path) -> N
 
 
 def test_a_trial_that_fits_no_node_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"3 CPU \+ 0 GPU a trial.*2 CPU \+ 0 GPU"):
-        small_search(resources=Resources(cpus_per_trial=3)).run(storage=tmp_path / "run", quiet=True)
+    with pytest.raises(InvalidValue, match=r"1 worker of 3 CPU \+ 0 GPU a trial.*2 CPU \+ 0 GPU"):
+        small_search(resources=Resources(cpus_per_worker=3)).run(storage=tmp_path / "run", quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_more_workers_than_the_cluster_has_room_for_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"3 workers of 1 CPU \+ 0 GPU a trial.*room for 2 such workers"):
+        small_search(resources=Resources(num_workers=3)).run(storage=tmp_path / "run", quiet=True)
+    with pytest.raises(InvalidValue, match="There are no GPUs"):
+        small_search(resources=Resources(gpus_per_worker=0.5)).run(storage=tmp_path / "run", quiet=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_of_an_earlier_version_holds_the_same_search(tmp_path: Path) -> None:
+    search = small_search(resources=Resources(cpus_per_worker=2))
+    definition = search.to_json()
+    earlier = {"cpus_per_trial": 2, "gpus_per_trial": 0.0, "max_concurrent": None, "total_cpus": None, "retries": 2}
+    RunDirectory.create(tmp_path / "run", {**definition, "resources": earlier})
+    same = runner._same_search(tmp_path / "run", definition)
+    assert same is not None
+    assert runner.stored_search(same).resources == search.resources
 
 
 def test_a_tracker_that_is_no_server_leaves_nothing_behind(tmp_path: Path) -> None:
