@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from raydp.search.secrecy import SilentTracker, is_released, open_store, release
 from raydp.search.session import Session, task_to_json
 from raydp.search.tracking import Tracker, check_uri
 from raydp.search.trainable import TrialProcess
+from raydp.training import gang
 from raydp.training.run import held_out_of
 
 
@@ -394,8 +396,13 @@ def _fit(session: Session, concurrent: int) -> None:
     for name in ("ray.tune.tune", "ray.tune.execution", "ray.tune.analysis.experiment_analysis"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     wanted = session.search.resources
+    own: dict[str, float] = {"cpu": wanted.cpus_per_worker, "gpu": wanted.gpus_per_worker}
+    if together := wanted.workers != (1, 1):
+        # The process of such a trial waits for its workers. If it held a core, theirs might never become free; Ray
+        # wants it to hold something (ray-project/ray#54305).
+        own = {"memory": 1}
     tuner = tune.Tuner(
-        tune.with_resources(TrialProcess, {"cpu": wanted.cpus_per_worker, "gpu": wanted.gpus_per_worker}),
+        tune.with_resources(TrialProcess, own),
         tune_config=tune.TuneConfig(
             search_alg=_Proposals(session),
             num_samples=-1,  # the searcher says when it is finished
@@ -407,7 +414,7 @@ def _fit(session: Session, concurrent: int) -> None:
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.directory.path / "ray"),
-            callbacks=[_Events(session)],
+            callbacks=[_Events(session), *([_Abandoned()] if together else [])],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # The session hands a trial out again whose process died: Tune itself gives up on one that dies before it
             # is told of its trial.
@@ -424,6 +431,15 @@ def _fit(session: Session, concurrent: int) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Tune leaves its own, to which a later Ctrl-C would mean nothing
+        if together:
+            _wait_for_workers()
+
+
+def _wait_for_workers(limit: float = 20.0) -> None:
+    """Return when the workers of all trials have given back what they occupied."""
+    deadline = time.monotonic() + limit
+    while gang.release_abandoned() and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -491,6 +507,25 @@ class _Events(tune.Callback):
         item = json.loads(result["item"])
         if not item["done"]:
             self._session.progressed(json.loads(trial.config["task"])["key"], item)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()
+
+
+class _Abandoned(tune.Callback):
+    """After the death of a trial's process, gives back what its workers occupied, as soon as they have ended too."""
+
+    def __init__(self) -> None:
+        self._until = self._next = 0.0
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._until = time.monotonic() + 60.0
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        now = time.monotonic()
+        if self._next <= now < self._until:
+            self._next = now + 0.5
+            gang.release_abandoned()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()

@@ -226,13 +226,21 @@ class Session:
             key,
             {
                 "state": "failed",
-                "reason": f"its process died {self._deaths[key]} times",
+                "reason": self._cause_of_death(key),
                 "metrics": {},
                 "seconds": None,
             },
         )
         for position in range(self.search.seeds):
             NoiseKey.destroy(self.directory.secrets / f"{key}-{position}.key")
+
+    def _cause_of_death(self, key: str) -> str:
+        times = self._deaths[key]
+        reason = f"its process died {times} time{'' if times == 1 else 's'}"
+        hung = [file.name for file in self.directory.trial_directory(key).glob("hang-*.txt") if file.stat().st_size]
+        if not hung:
+            return reason
+        return f"{reason}, having worked {self.search.resources.time_limit:g} s without a report (see {min(hung)})"
 
     def close(self) -> None:
         """Destroy the secrets that runs share once nothing will be replayed any more."""
@@ -330,6 +338,9 @@ class Session:
             micro_batch=search.micro_batch,
             threads=resources.cpus_per_worker,
             device="cuda" if resources.gpus_per_worker else "cpu",
+            workers=resources.workers,
+            gpus=resources.gpus_per_worker,
+            time_limit=resources.time_limit,
             holdout_plan=record.holdout_plan,
             metric=None if record.holdout_plan is None else search.metrics[0],
             part=subsample.part_of(search, final=record.final),

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
-from raydp.errors import Diverged, RaydpError
+from raydp._workers import ALONE, Workers
+from raydp.errors import Diverged, RaydpError, WorkerFailed, WorkerLost
+from raydp.training.watchdog import watched
 
 if TYPE_CHECKING:
     from raydp.data import Part
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: State of an outcome that is no end: the storage failed, so the trial goes on from its checkpoint when it works again.
 INTERRUPTED = "interrupted"
+#: In the directory of a trial: where its processes were when they took too long; workers have hang-<rank>.txt.
+HANG = "hang-0.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,9 @@ class Assignment:
         metric: the one that is then released.
         part: ``subsample`` or ``rest``, a secret part of the private data; None for all of it.
         fraction: of the subsample.
+        threads, gpus: of each worker.
+        workers: the least and the greatest number of them.
+        time_limit: seconds that may pass without a report; None for no limit.
     """
 
     directory: str
@@ -63,19 +70,30 @@ class Assignment:
     micro_batch: int
     threads: int
     device: str
+    workers: tuple[int, int] = (1, 1)
+    gpus: float = 0.0
+    time_limit: float | None = None
     holdout_plan: str | None = None
     metric: str | None = None
     part: str | None = None
     fraction: float | None = None
 
 
-def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
+def outcomes(assignment: Assignment, workers: Workers = ALONE) -> Iterator[dict[str, Any]]:
     """Run the trial, yielding what becomes visible: progress, and at the end ``state``, ``reason`` and ``metrics``.
 
     The state at the end is one of the journal's, or :data:`INTERRUPTED`.
 
     Each item has ``done``; a progress item has ``seed`` (position), ``fraction`` of the whole trial, ``step`` and
     ``metrics``. The last has ``metrics`` as name -> one value a finished seed.
+
+    Args:
+        assignment: the trial.
+        workers: the processes that run it together, each of which calls this; all yield the same.
+
+    Raises:
+        WorkerFailed, WorkerLost: another worker ended, which is for that one to explain, or for nobody; the trial goes
+            on from its checkpoint.
     """
     from raydp import data
     from raydp.privacy.noise import NoiseKey
@@ -116,7 +134,7 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
             device=assignment.device,
         )
         try:
-            for report in execute(spec):
+            for report in execute(spec, workers):
                 yield {
                     "done": False,
                     "seed": position,
@@ -124,6 +142,8 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
                     "step": report.step,
                     "metrics": {**report.metrics, **report.diagnostics},
                 }
+        except (WorkerFailed, WorkerLost):
+            raise
         except Diverged as error:
             state, reason = "diverged", str(error)
         except Exception as error:  # noqa: BLE001 - whatever a trial dies of, the search goes on and says so
@@ -131,8 +151,9 @@ def outcomes(assignment: Assignment) -> Iterator[dict[str, Any]]:
                 state, reason = INTERRUPTED, str(error)
                 break  # with its key
             state, reason = "failed", f"{type(error).__name__}: {error}"
-            _keep_traceback(spec.directory)
-        NoiseKey.destroy(spec.key_file)  # the run is over, so its steps will not be replayed
+            _keep_traceback(spec.directory, workers.rank)
+        if workers.count == 1:  # else another worker may still be at work on it, see _together
+            NoiseKey.destroy(spec.key_file)  # the run is over, so its steps will not be replayed
         if state != "complete":
             break
         for name, value in report.metrics.items():
@@ -173,38 +194,89 @@ def _allowed(directory: RunDirectory, key: str, file: str, digest: str) -> Plan:
     return plan
 
 
-def _keep_traceback(directory: Path) -> None:
+def _keep_traceback(directory: Path, rank: int) -> None:
     """Into error.txt, for the owner alone: what a private step failed of may hold private numbers."""
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "error.txt"
+    file = directory / ("error.txt" if rank == 0 else f"error-{rank}.txt")
     file.unlink(missing_ok=True)  # of an earlier attempt, with whatever mode
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         stream.write(traceback.format_exc())
 
 
-def _guarded(text: str) -> Iterator[dict[str, Any]]:
+def _guarded(text: str, workers: Workers = ALONE) -> Iterator[dict[str, Any]]:
     """:func:`outcomes` of the assignment in ``text``; what goes wrong before its first run is an outcome too."""
     import torch
 
     try:
         assignment = Assignment(**json.loads(text))
         torch.set_num_threads(assignment.threads)
-        yield from outcomes(assignment)
+        yield from outcomes(assignment, workers)
+    except (WorkerFailed, WorkerLost):
+        raise
     except Exception as error:  # noqa: BLE001 - said as the trial's reason; a dead process could not say it
-        reason = f"{type(error).__name__}: {error}"
-        yield {"done": True, "state": "failed", "reason": reason, "metrics": {}, "seconds": None}
+        yield _failed(error)
+
+
+def _together(text: str) -> Iterator[dict[str, Any]]:
+    """The same by several workers, of which this process is none.
+
+    Raises:
+        Gone: they ended without an outcome, so this trial's process does.
+    """
+    from raydp.privacy.noise import NoiseKey
+    from raydp.search.run_directory import RunDirectory
+    from raydp.training import gang
+
+    try:
+        assignment = Assignment(**json.loads(text))
+        directory = RunDirectory.open(assignment.directory)
+        home = directory.trial_directory(assignment.key)
+    except Exception as error:  # noqa: BLE001 - as above
+        yield _failed(error)
+        return
+    scale = gang.Scale(
+        workers=(assignment.workers[0], assignment.workers[1]),
+        cpus=assignment.threads,
+        gpus=int(assignment.gpus),
+        time_limit=assignment.time_limit,
+    )
+    try:
+        for item in gang.train(_guarded, text, scale=scale, home=home):
+            if item["done"] and item["state"] != INTERRUPTED:
+                for position in range(len(assignment.seeds)):
+                    NoiseKey.destroy(directory.secrets / f"{assignment.key}-{position}.key")
+            yield item
+    except gang.NoRoom as error:
+        yield {"done": True, "state": INTERRUPTED, "reason": str(error), "metrics": {}, "seconds": None}
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    reason = f"{type(error).__name__}: {error}"
+    return {"done": True, "state": "failed", "reason": reason, "metrics": {}, "seconds": None}
+
+
+def _items(text: str) -> Iterator[dict[str, Any]]:
+    """The trial's items, by this process or by workers of its own."""
+    assignment = json.loads(text)
+    if list(assignment["workers"]) != [1, 1]:
+        return _together(text)
+    home = Path(assignment["directory"]) / "trials" / assignment["key"]
+    return watched(_guarded(text), assignment["time_limit"], home / HANG)
 
 
 class TrialProcess(tune.Trainable):
-    """Tune's view of :func:`outcomes`: one step, one item, as JSON so that Tune has nothing to interpret."""
+    """Tune's view of :func:`outcomes`: one step, one item, as JSON so that Tune has nothing to interpret.
+
+    Of a trial with several workers it only looks after them (:mod:`raydp.training.gang`), and needs no core for that.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial in the same process."""
-        self._items = _guarded(new_config["task"])
+        self._items = _items(new_config["task"])
         return True
 
     def step(self) -> dict[str, Any]:
