@@ -137,9 +137,9 @@ class Search:
         reports: evaluations (and checkpoints) of a run.
         micro_batch: examples whose gradients are held at once. Speed and memory only.
         holdout_budget: what each run may release of a private hold-out, whose people are others than those who are
-            trained on; it is composed over all runs, beside ``budget``. The metric is then released through noise at
-            each of the ``reports``, and nothing else is measured. None measures without noise, and labels the metrics
-            of a private hold-out as not private.
+            trained on; it is composed over all runs, beside ``budget``. (Under random stopping it is what the released
+            result costs them.) The metric is then released through noise at each of the ``reports``, and nothing else
+            is measured. None measures without noise, and labels the metrics of a private hold-out as not private.
         resources: what a trial occupies.
         warm_start: configs that are proposed first.
         small, paper: overrides for ``--scale small`` and ``--scale paper``.
@@ -457,9 +457,13 @@ class Search:
         _, hyperparameters, _ = self.point(config)
         return subsample.final_config(self, hyperparameters, config)
 
-    def holdout_plan_for(self, plan: Plan) -> Plan | None:
-        """The certified plan of what a run under ``plan`` releases of a private hold-out; None without a budget."""
-        return holdout.plan_for(self, plan)
+    def holdout_plan_for(self, plan: Plan, budget: Budget | None = None) -> Plan | None:
+        """The certified plan of what a run under ``plan`` releases of a private hold-out; None without a budget.
+
+        Args:
+            budget: of the run; None takes ``holdout_budget``, or under random stopping what is solved from it.
+        """
+        return holdout.plan_for(self, plan, budget)
 
     def model_name(self) -> str:
         """The model (a name, or the absolute path of its file), or the default for the data's image size."""

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from raydp import data, tasks
 from raydp.data import Dataset
 from raydp.errors import InvalidValue
+from raydp.privacy.budget import Budget
 from raydp.privacy.plan import Plan
-from raydp.privacy.selection import Composition, Subsample
+from raydp.privacy.selection import Public, RandomStopping
+from raydp.privacy.selection_budget import trial_budget
 from raydp.training.holdout import phase_of, reports_of
 
 if TYPE_CHECKING:
@@ -47,15 +49,15 @@ def check_definition(search: Search) -> None:
         (
             "selection",
             search.rule.rule,
-            isinstance(search.rule, Composition | Subsample),
-            "has no stated cost for a private hold-out: holdout_budget is composed over all trials",
+            not isinstance(search.rule, Public),
+            "says that nothing private is looked at, and holdout_budget that a private hold-out is",
             "Set selection='composition', or leave out holdout_budget.",
         ),
         (
             "holdout_budget.further",
             search.holdout_budget.further,
             not search.holdout_budget.further,
-            "belongs to budgets under random stopping",
+            "is solved by random stopping",
             "Leave it out.",
         ),
         (
@@ -105,8 +107,26 @@ def check_data(search: Search, dataset: Dataset) -> None:
     search.holdout_budget.warn_if_delta_is_large(len(dataset.holdout))
 
 
-def plan_for(search: Search, plan: Plan) -> Plan | None:
-    """The certified plan of one run's releases of the hold-out, given the run's own plan; None without a budget."""
+def budget_of_run(search: Search) -> Budget | None:
+    """What one run may release of the hold-out; None without a budget.
+
+    Under random stopping ``holdout_budget`` is that of the released result, and a run's is solved from it. A trial with
+    its noised metric is then the mechanism that is repeated: to someone of the training, the metric is post-processing
+    of the trained weights; to someone of the hold-out, the weights are fixed and the metric is a release of a Gaussian
+    mechanism. The score that chooses is that metric. So the theorem holds for both, each with the profile of their own
+    plan, and since nobody is in both parts, each pays for one.
+    """
+    if search.holdout_budget is None or not isinstance(search.rule, RandomStopping):
+        return search.holdout_budget
+    return trial_budget(search.rule, search.holdout_budget)
+
+
+def plan_for(search: Search, plan: Plan, budget: Budget | None = None) -> Plan | None:
+    """The certified plan of one run's releases of the hold-out, given the run's own plan; None without a budget.
+
+    Args:
+        budget: of the run; None takes :func:`budget_of_run`.
+    """
     if search.holdout_budget is None:
         return None
     from raydp.privacy.cache import PlanCache
@@ -119,7 +139,9 @@ def plan_for(search: Search, plan: Plan) -> Plan | None:
         population=len(data.load(search.data, limit=search.data_limit).holdout),
     )
     # On all data, this accountant is exact: the analytic Gaussian mechanism.
-    return calibrate(budget=search.holdout_budget, phases=[phase], accountant="pld", cache=PlanCache())
+    budget = budget or budget_of_run(search)
+    assert budget is not None
+    return calibrate(budget=budget, phases=[phase], accountant="pld", cache=PlanCache())
 
 
 def label(search: Search, dataset: Dataset) -> str:
@@ -130,4 +152,4 @@ def label(search: Search, dataset: Dataset) -> str:
     return f"{dataset.name} ({where}, {len(dataset.holdout)} examples)"
 
 
-__all__ = ["LEDGER", "NOISED", "PLAN", "check_data", "check_definition", "label", "plan_for"]
+__all__ = ["LEDGER", "NOISED", "PLAN", "budget_of_run", "check_data", "check_definition", "label", "plan_for"]

@@ -17,7 +17,8 @@ from raydp.errors import Infeasible, InvalidValue
 from raydp.privacy import accountants, gaussian
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
-from raydp.privacy.selection import RandomStopping
+from raydp.privacy.selection import RandomStopping, Subsample
+from raydp.privacy.selection_budget import released
 from raydp.search import selection_preview
 from raydp.search.capacity import Node, fit
 from raydp.search.definition import Search
@@ -96,14 +97,8 @@ def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
     held = search.holdout_plan_for(plan)
     if held is None:
         return None
-    (phase,), runs = held.phases, search.trials * search.seeds
-    whole = accountants.epsilon(
-        [Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=1.0, steps=phase.steps * runs)],
-        delta=held.budget.delta,
-        adjacency=held.budget.adjacency,
-        accountant=held.accountant,
-    )
-    return {
+    (phase,), rule = held.phases, search.rule
+    record: dict[str, Any] = {
         "metric": search.metrics[0],
         "examples": phase.spec.population,
         "reports_a_run": phase.steps,
@@ -111,9 +106,17 @@ def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
         f"standard_deviation_of_{search.metrics[0]}": phase.noise_std / phase.spec.population,
         "epsilon_of_a_run": held.epsilon.upper,
         "delta": held.budget.delta,
-        "runs": runs,
-        "epsilon_of_the_search_if_all_runs_finish": whole.upper,
     }
+    if isinstance(rule, RandomStopping):
+        return {**record, "epsilon_of_the_released_result": released(rule, held.budget).epsilon}
+    runs = search.trials * search.seeds + isinstance(rule, Subsample)
+    whole = accountants.epsilon(
+        [Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=1.0, steps=phase.steps * runs)],
+        delta=held.budget.delta,
+        adjacency=held.budget.adjacency,
+        accountant=held.accountant,
+    )
+    return {**record, "runs": runs, "epsilon_of_the_search_if_all_runs_finish": whole.upper}
 
 
 def _resources(search: Search) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from raydp.privacy.selection_bounds import Bound
 from raydp.privacy.selection_budget import released
 from raydp.search import subsample
 from raydp.search.records import STATES, TrialRecord
-from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
+from raydp.search.run_directory import HELD, RunDirectory, atomic_file, trial_budget
 from raydp.search.spending import OF_MEMBERS, Composition, executed_mechanisms, is_family, largest, merged
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Result:
         runs: how many runs executed at least one step.
         trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
         holdout_mechanisms: all releases of a private hold-out, merged; the source of :attr:`epsilon_holdout`.
+        holdout_trial_budget: what each trial could release of a private hold-out under random stopping, else None.
         parts: what ran on a secret subsample, and what ran as the final run; None for other selections.
     """
 
@@ -79,6 +80,7 @@ class Result:
     runs: int = 0
     trial_budget: Budget | None = None
     holdout_mechanisms: Composition = field(default=(), repr=False)
+    holdout_trial_budget: Budget | None = None
     parts: tuple[Composition, Composition] | None = field(default=None, repr=False)
 
     @classmethod
@@ -103,6 +105,7 @@ class Result:
             compositions=compositions,
             runs=runs,
             trial_budget=trial_budget(opened),
+            holdout_trial_budget=trial_budget(opened, HELD),
             holdout_mechanisms=executed_mechanisms(opened, "holdout-ledger", "holdout-plan.json")[0][0],
         )
 
@@ -251,12 +254,18 @@ class Result:
         """Bounds of epsilon of all metrics that were released of a private hold-out, for one of *its* people.
 
         The composition over all runs of all trials, at the delta of the search's ``holdout_budget``, by the analytic
-        Gaussian mechanism. It stands beside :attr:`epsilon_search` and is not added to it: nobody is in both parts.
-        None where the search has no such budget.
+        Gaussian mechanism; under random stopping, of the released result by its theorem. It stands beside
+        :attr:`epsilon_search` and is not added to it: nobody is in both parts. None where there is no such budget.
         """
         if self.search.get("holdout_budget") is None:
             return None
         budget = Budget.from_json(self.search["holdout_budget"])
+        rule = self.selection
+        if isinstance(rule, RandomStopping):
+            if self.holdout_trial_budget is None:  # nothing has been released yet
+                return Interval(lower=0.0, estimate=0.0, upper=0.0, accountant="pld")
+            upper = released(rule, self.holdout_trial_budget).epsilon
+            return Interval(lower=0.0, estimate=upper, upper=upper, accountant="pld")
         return accountants.epsilon(
             self.holdout_mechanisms, delta=budget.delta, adjacency=budget.adjacency, accountant="pld"
         )
@@ -419,9 +428,11 @@ class Result:
         if self.epsilon_holdout is None:
             return ""
         delta = Budget.from_json(self.search["holdout_budget"]).delta
+        stopping = isinstance(self.selection, RandomStopping)
+        rule = "of the released result, by random stopping" if stopping else "by composition over all trials"
         return (
             f"epsilon of the hold-out: {_epsilon(self.epsilon_holdout)} (delta {delta:g}; for its own people, who are "
-            "others than the training's; through noise, by composition over all trials)"
+            f"others than the training's; through noise, {rule})"
         )
 
     def _epsilon_lines(self) -> tuple[str, str]:

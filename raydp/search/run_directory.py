@@ -48,6 +48,8 @@ from raydp.privacy.plan import Plan
 from raydp.search.records import TrialRecord, finite, fold
 
 LAYOUT = 2
+#: Name of the field of the journal that says what a trial may release of a private hold-out under random stopping.
+HELD = "holdout_trial_budget"
 DEFINITION, JOURNAL, LOCK, SOURCE = "raydp.json", "journal.jsonl", "lock", "search.py"
 COPY = "copy.json"  # marks a copy of what a search elsewhere released (see raydp.search.copies)
 SOFTWARE = [
@@ -382,11 +384,15 @@ class RunDirectory:
         return self._plans[digest]
 
 
-def trial_budget(directory: RunDirectory) -> Budget | None:
-    """The budget of a trial that the journal of a search under random stopping states; None for other searches."""
+def trial_budget(directory: RunDirectory, field: str = "trial_budget") -> Budget | None:
+    """The budget of a trial that the journal of a search under random stopping states; None for other searches.
+
+    Args:
+        field: :data:`HELD` for what a trial may release of a private hold-out.
+    """
     for event in directory.events():
-        if event["event"] == "selection":
-            return Budget.from_json(event["trial_budget"])
+        if event["event"] == "selection" and event.get(field) is not None:
+            return Budget.from_json(event[field])
     return None
 
 

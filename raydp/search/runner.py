@@ -122,13 +122,15 @@ def check(search: Search) -> None:
     models.validate_model(model)
     _check_task(search, dataset, model)
     holdout.check_data(search, dataset)
-    if isinstance(search.rule, RandomStopping) and dataset.holdout_visibility != "public benchmark":
+    unnoised = dataset.holdout_visibility != "public benchmark" and search.holdout_budget is None
+    if isinstance(search.rule, RandomStopping) and unnoised:
         raise InvalidValue(
             "data",
             search.data,
             "has a private hold-out, and random stopping releases the trial that scored best on it: the score itself "
             "would be an unaccounted query of private examples",
-            "Use data with a public hold-out, or set selection='composition', where metrics are labelled non-private.",
+            "Give holdout_budget, so that the score is noised; use data with a public hold-out; or set "
+            "selection='composition', where metrics are labelled non-private.",
         )
     population = search.population()
     wanting, refused, feasible = [], [], False

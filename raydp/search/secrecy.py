@@ -21,14 +21,15 @@ from raydp.errors import CorruptFile
 from raydp.privacy.budget import Budget
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.selection import RandomStopping
+from raydp.search import holdout
 from raydp.search.definition import Search
 from raydp.search.records import TrialRecord, key_of
-from raydp.search.run_directory import RunDirectory, trial_budget
+from raydp.search.run_directory import HELD, RunDirectory, trial_budget
 
 STORE = "private"
 _KEY = "selection.key"
 #: What is released of the best run. Not error.txt, nor anything that a later version adds without thinking of this.
-_RELEASED = ("ledger.jsonl", "metrics.jsonl", "weights.pt", "holdout.jsonl")
+_RELEASED = ("ledger.jsonl", "metrics.jsonl", "weights.pt", "holdout.jsonl", holdout.LEDGER)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,6 +41,7 @@ class Terms:
         sampler_seed: of the proposals. From the secret key as well: with a known seed, the proposals would be known
             in advance, and the trials no independent draws.
         budget: of each trial.
+        holdout_budget: of what each trial releases of a private hold-out; None where it is not measured through noise.
         home: the public run directory, which messages may name.
     """
 
@@ -47,6 +49,7 @@ class Terms:
     sampler_seed: int
     budget: Budget
     home: Path
+    holdout_budget: Budget | None = None
 
 
 class SilentTracker:
@@ -94,11 +97,20 @@ def open_store(search: Search, home: RunDirectory) -> tuple[RunDirectory, Terms]
         key = NoiseKey.generate()
         key.save(key_file)
     budget = trial_budget(store)
+    held = trial_budget(store, HELD)
     if budget is None:
-        budget = search.trial_budget
-        store.append({"event": "selection", "trial_budget": budget.to_json()})
+        budget, held = search.trial_budget, holdout.budget_of_run(search)
+        store.append(_selection(budget, held))
     seed = int(key.generator("selection", "proposals").integers(0, 1 << 62))
-    return store, Terms(runs=rule.runs.draw(key), sampler_seed=seed, budget=budget, home=home.path)
+    return store, Terms(runs=rule.runs.draw(key), sampler_seed=seed, budget=budget, home=home.path, holdout_budget=held)
+
+
+def _selection(budget: Budget, held: Budget | None) -> dict[str, Any]:
+    """The event of the journal that states what each trial may spend."""
+    event: dict[str, Any] = {"event": "selection", "trial_budget": budget.to_json()}
+    if held is not None:
+        event[HELD] = held.to_json()
+    return event
 
 
 def is_released(directory: RunDirectory) -> bool:
@@ -120,15 +132,17 @@ def release(search: Search, store: RunDirectory, home: RunDirectory) -> None:
         home.stamp()  # that the search began long before its release would tell how long it took
     budget = trial_budget(store)
     if budget is not None and "selection" not in done:
-        home.append({"event": "selection", "trial_budget": budget.to_json()})
+        home.append(_selection(budget, trial_budget(store, HELD)))
     if best is not None:
         key = key_of(0)
         target = home.trial_directory(key)
         if "finished" not in done:
             _copy(store.trial_directory(best.key), target)
         assert best.plan is not None
+        held = {} if best.holdout_plan is None else {"holdout_plan": best.holdout_plan}
+        heads = {} if best.holdout_plan is None else {"holdout_heads": dict(best.holdout_heads)}
         events: list[dict[str, Any]] = [
-            {"event": "proposed", "number": 0, "config": dict(best.config), "plan": best.plan.digest},
+            {"event": "proposed", "number": 0, "config": dict(best.config), "plan": best.plan.digest, **held},
             {"event": "started", "attempt": 1},
             {
                 "event": "finished",
@@ -139,6 +153,7 @@ def release(search: Search, store: RunDirectory, home: RunDirectory) -> None:
                 "epsilon": {name: interval.to_json() for name, interval in best.epsilon.items()},
                 "measured_on": best.measured_on,
                 "heads": dict(best.heads),
+                **heads,
             },
         ]
         for event in events:
@@ -164,8 +179,9 @@ def _copy(source: Path, target: Path) -> None:
         shutil.rmtree(target)
     run = target / "seed-0"
     run.mkdir(parents=True)
-    for name in ("config.json", "plan.json"):
-        shutil.copyfile(source / name, target / name)
+    for name in ("config.json", "plan.json", holdout.PLAN):
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
     for name in _RELEASED:
         if (source / "seed-0" / name).exists():
             shutil.copyfile(source / "seed-0" / name, run / name)

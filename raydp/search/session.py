@@ -254,7 +254,7 @@ class Session:
         key = key_of(number)
         try:
             plan = self.search.plan_for(config, None if self.terms is None else self.terms.budget)
-            held = self.search.holdout_plan_for(plan)
+            held = self.search.holdout_plan_for(plan, None if self.terms is None else self.terms.holdout_budget)
             if isinstance(self.search.rule, Subsample):  # it must be possible to carry the config over
                 chosen, hyperparameters, _ = self.search.point(self.search.final_config(config))
                 chosen.phases(hyperparameters, population=self.search.population(final=True))

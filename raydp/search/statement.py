@@ -27,7 +27,7 @@ from raydp.search.display import upward
 from raydp.search.holdout import LEDGER, NOISED, PLAN
 from raydp.search.records import NOT_STATED, TrialRecord
 from raydp.search.results import INSECURE
-from raydp.search.run_directory import RunDirectory, atomic_file, trial_budget
+from raydp.search.run_directory import HELD, RunDirectory, atomic_file, trial_budget
 from raydp.search.spending import OF_MEMBERS, ExecutedRun, compositions, executed_runs, is_family, largest, merged
 
 VERSION = 1
@@ -264,13 +264,17 @@ def _released_line(rule: Mapping[str, Any]) -> str:
         )
     if found["trial_budget"] is None:
         return line
-    first, runs = found["trial_budget"], rule["parameters"]["runs"]
-    points = "; ".join(
-        f"epsilon = {epsilon:.6g} at delta = {delta:.6g}"
-        for epsilon, delta in [(first["epsilon"], first["delta"]), *first["further"]]
-    )
+    runs, points = rule["parameters"]["runs"], _points(found["trial_budget"])
     numbers = ", ".join(f"{name} = {value:.6g}" for name, value in runs.items() if name != "name")
     return f"{line} Every trial satisfies {points}. Number of trials: {runs['name']}, {numbers}; drawn in secret."
+
+
+def _points(budget: Mapping[str, Any]) -> str:
+    """All points of a budget, in words."""
+    return "; ".join(
+        f"epsilon = {epsilon:.6g} at delta = {delta:.6g}"
+        for epsilon, delta in [(budget["epsilon"], budget["delta"]), *budget.get("further", ())]
+    )
 
 
 def _trial_lines(trial: Mapping[str, Any]) -> list[str]:
@@ -386,7 +390,8 @@ def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
     definition = opened.definition
     if definition.get("holdout_budget") is None:
         return None
-    budget = Budget.from_json(definition["holdout_budget"])
+    stated, solved = Budget.from_json(definition["holdout_budget"]), trial_budget(opened, HELD)
+    budget = solved or stated
     runs: list[dict[str, Any]] = []
     spent: list[Mechanism] = []
     populations: set[int] = set()
@@ -400,11 +405,22 @@ def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
         "meaning": _HOLDOUT,
         "metric": _names(definition)[0],
         "population": max(populations, default=None),
-        "budget": budget.to_json(),
+        "budget": stated.to_json(),
+        "released": _released_of_holdout(definition, solved),
         "runs": runs,
         "mechanisms": [_mechanism(mechanism) for mechanism in merged(spent)],
         "epsilon": _epsilon(merged(spent), budget),
     }
+
+
+def _released_of_holdout(definition: Mapping[str, Any], solved: Budget | None) -> dict[str, Any] | None:
+    """Under random stopping, what the released result costs someone of the hold-out; else None: the runs compose."""
+    if solved is None:
+        return None
+    rule = selection.from_json(definition["selection"])
+    assert isinstance(rule, selection.RandomStopping)
+    bound = released(rule, solved)
+    return {"epsilon": bound.epsilon, "trial_budget": solved.to_json(), "parts": bound.parts}
 
 
 def _holdout_lines(held: Mapping[str, Any] | None) -> list[str]:
@@ -412,6 +428,13 @@ def _holdout_lines(held: Mapping[str, Any] | None) -> list[str]:
         return []
     budget = held["budget"]
     composed = "; ".join(f"sigma = {m['noise_multiplier']:.6g}, T = {m['steps']}" for m in held["mechanisms"])
+    if (found := held["released"]) is not None:
+        return [
+            f"Private hold-out: {held['meaning']} N = {held['population'] or 'not known yet'}. Budget of the released "
+            f"result: epsilon = {budget['epsilon']:g} at delta = {budget['delta']:g}. It costs "
+            f"{upward(found['epsilon'], 6)}, for every trial satisfies {_points(found['trial_budget'])}. The released "
+            f"trial: {composed}."
+        ]
     return [
         f"Private hold-out: {held['meaning']} N = {held['population'] or 'not known yet'}. Budget of each run: epsilon "
         f"= {budget['epsilon']:g} at delta = {budget['delta']:g}. All {len(held['runs'])} runs composed ({composed}): "

@@ -9,13 +9,15 @@ from typing import Any
 
 from raydp import _validate
 from raydp.errors import CorruptFile, InvalidValue, LedgerRefusal
-from raydp.privacy import accountants
+from raydp.privacy import accountants, selection
 from raydp.privacy.budget import Budget
+from raydp.privacy.calibration import delta_at
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
+from raydp.privacy.selection_budget import released
 from raydp.search.holdout import LEDGER, PLAN
 from raydp.search.records import FINISHED, TrialRecord
-from raydp.search.run_directory import RunDirectory, read_json_lines
+from raydp.search.run_directory import HELD, RunDirectory, read_json_lines, trial_budget
 from raydp.search.spending import ExecutedRun, executed_runs, merged
 
 #: Relative slack above the budget: floating point, not privacy.
@@ -39,7 +41,8 @@ def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], see
             return None
         problems = ["releases of a private hold-out are in ledgers, and the search has no budget for them"]
         return {"ok": False, "budget": None, "runs": [], "epsilon": {}, "problems": problems}
-    budget = Budget.from_json(stated)
+    total = Budget.from_json(stated)
+    budget, problems = _of_a_trial(opened, total)
     wanted = set(found)
     for key, each in records.items():
         wanted |= {(key, seed) for seed, path in opened.runs(key) if (path / "metrics.jsonl").exists()}
@@ -59,6 +62,12 @@ def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], see
         texts = [problem, *_problems(run, opened.run_path(key, seed), record, seed, plan)]
         if epsilon["pld"].upper > budget.epsilon * (1 + _OVER):
             texts.append(f"overspent: epsilon of the hold-out is {epsilon['pld'].upper:.6g}, of {budget.epsilon:.6g}")
+        for at, allowed in budget.further if mechanisms else ():
+            spends = delta_at(merged(mechanisms), budget)(at)
+            if spends > allowed * (1 + _OVER):
+                texts.append(
+                    f"overspent: delta of the hold-out is {spends:.6g} at epsilon = {at:.6g}, of {allowed:.6g}"
+                )
         told = "; ".join(text for text in texts if text) or None
         runs.append(
             {
@@ -72,12 +81,35 @@ def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], see
             }
         )
     return {
-        "ok": all(entry["ok"] for entry in runs),
+        "ok": not problems and all(entry["ok"] for entry in runs),
         "budget": budget.to_json(),
         "runs": runs,
         "epsilon": {name: interval.to_json() for name, interval in _epsilon(merged(spent), budget).items()},
-        "problems": [],
+        "problems": problems,
     }
+
+
+def _of_a_trial(opened: RunDirectory, total: Budget) -> tuple[Budget, list[str]]:
+    """What a trial may release of the hold-out, and what is wrong with that.
+
+    Under random stopping the journal states it, and the search's budget is that of the released result.
+    """
+    rule = selection.from_json(opened.definition.get("selection") or selection.Composition().to_json())
+    if not isinstance(rule, selection.RandomStopping):
+        return total, []
+    try:
+        solved = trial_budget(opened, HELD)
+    except CorruptFile:  # a problem of its own, and without a journal no plan is believed
+        return total, []
+    if solved is None:  # nothing has been released yet
+        return total, []
+    try:
+        bound = released(rule, solved)
+    except InvalidValue as error:
+        return solved, [str(error)]
+    if bound.epsilon <= total.epsilon * (1 + _OVER) and bound.parts["delta"] <= total.delta * (1 + _OVER):
+        return solved, []
+    return solved, [f"what a trial may release of the hold-out adds up to epsilon = {bound.epsilon:.6g}"]
 
 
 def _plan(opened: RunDirectory, key: str, record: TrialRecord | None, budget: Budget) -> tuple[Plan | None, str | None]:

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from raydp.errors import CorruptFile, InvalidValue
+from raydp.privacy import gaussian
 from raydp.privacy.accountants.profiles import profile
 from raydp.privacy.budget import Budget
 from raydp.privacy.ledger import Ledger
@@ -21,13 +22,16 @@ from raydp.privacy.selection_budget import released
 from raydp.search import runner, statement
 from raydp.search.definition import Search
 from raydp.search.display import Display
+from raydp.search.preview import preview
 from raydp.search.results import Result
 from raydp.search.run_directory import RunDirectory, trial_budget
 from raydp.search.secrecy import SilentTracker, Terms, is_released, open_store, release
 from raydp.search.session import Session
 from raydp.search.verify import verify
+from raydp.search.verify_holdout import _of_a_trial
 from tests.chains import forge_journal
 from tests.search.helpers import drive, small_search
+from tests.search.private_data import write_private
 
 TARGET = Budget(epsilon=8.0, delta=1e-5)
 
@@ -250,6 +254,50 @@ def test_a_search_keeps_its_selection_in_json_and_takes_one_from_text(rule: str)
     assert Search.from_json(json.loads(json.dumps(search.to_json()))).rule == search.rule
     old = {name: value for name, value in search.to_json().items() if name != "selection"}
     assert Search.from_json(old).rule == parse("composition")
+
+
+def test_a_private_hold_out_chooses_through_noise_and_pays_for_the_released_result(tmp_path: Path) -> None:
+    """Its people have a budget of their own, from which a trial's is solved by the same theorem."""
+    data = write_private(tmp_path / "mine")
+    with pytest.raises(InvalidValue, match="unaccounted query"):
+        runner.check(secret_search(data=data))
+    total = Budget(epsilon=2.0, delta=1e-4)
+    search = secret_search(data=data, holdout_budget=total)
+    runner.check(search)
+    home = RunDirectory.create(tmp_path / "run", search.to_json())
+    store, terms, session = session_of(search, home)
+    assert terms.holdout_budget is not None and terms.holdout_budget.epsilon < total.epsilon
+    drive(session)
+    records = store.records()
+    plans = [store.plan(key, "holdout-plan.json") for key in records]
+    assert plans and all(plan is not None and plan.budget == terms.holdout_budget for plan in plans)
+    release(search, store, home)
+    report = verify(home.path)
+    assert report["ok"], report
+    statement.write(home)
+    found = json.loads((home.path / statement.JSON_FILE).read_text())
+    jsonschema.Draft202012Validator(statement.schema()).validate(found)
+    held, runs = found["holdout"], found["selection"]["parameters"]["runs"]
+    (mechanism,) = held["mechanisms"]
+    mu = math.sqrt(mechanism["steps"]) / mechanism["noise_multiplier"]
+    # What the released result costs someone of the hold-out, from the statement alone: the two points of a trial.
+    first = held["released"]["trial_budget"]
+    ((hat, allowed),) = first["further"]
+    assert gaussian.delta(first["epsilon"], mu) <= first["delta"] * (1 + 1e-9)
+    assert gaussian.delta(hat, mu) <= allowed * (1 + 1e-9)
+    assert allowed <= math.expm1(hat) * runs["gamma"] / (1 - runs["gamma"])
+    cost = first["epsilon"] + (runs["eta"] + 1) * hat
+    assert held["released"]["epsilon"] == pytest.approx(cost) == pytest.approx(total.epsilon, rel=1e-6)
+    assert runs["mean"] * first["delta"] == pytest.approx(total.delta, rel=1e-6)
+    result = Result.load(home)
+    assert result.epsilon_holdout is not None and result.epsilon_holdout.upper == pytest.approx(total.epsilon, rel=1e-6)
+    assert "of the released result, by random stopping" in result.summary()
+    assert found["metrics"]["covered"] and not any("hold-out examples" in item["why"] for item in found["not_covered"])
+    assert _of_a_trial(home, total) == (terms.holdout_budget, [])
+    assert "adds up to epsilon" in _of_a_trial(home, Budget(epsilon=1.9, delta=1e-4))[1][0]
+    assert "adds up to epsilon" in _of_a_trial(home, Budget(epsilon=2.0, delta=9e-5))[1][0]
+    planned = preview(search, proposals=0)["holdout"]
+    assert planned["epsilon_of_the_released_result"] == pytest.approx(total.epsilon, rel=1e-6)
 
 
 @pytest.mark.slow
