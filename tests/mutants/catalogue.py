@@ -35,6 +35,9 @@ _RUN = "training/test_run.py"
 _MANY = "training/test_many_workers.py"
 _TYPES = "data/test_types.py"
 _CALIBRATION = "privacy/test_calibration.py"
+_HOLDOUT = "training/test_holdout.py"
+_SUBSAMPLE = "search/test_subsample.py"
+_SUBSAMPLE_BOUND = "privacy/test_selection_subsample.py"
 
 MUTANTS = (
     # The private step.
@@ -234,7 +237,7 @@ MUTANTS = (
     Mutant(
         name="a sample of fixed size instead of Poisson's",
         file="privacy/noise.py",
-        old="    return np.flatnonzero(takes_part).astype(np.int64)",
+        old="    return np.flatnonzero(takes_part if members is None else takes_part & members).astype(np.int64)",
         new="    count = phase.batch_size\n"
         '    words = key.generator("sample", phase.name, step).words(len(takes_part))\n'
         "    return np.sort(np.argsort(words)[:count]).astype(np.int64)",
@@ -244,8 +247,8 @@ MUTANTS = (
     Mutant(
         name="examples sampled twice as often as planned",
         file="privacy/noise.py",
-        old=".below(phase.sample_rate, phase.spec.population)",
-        new=".below(min(1.0, 2 * phase.sample_rate), phase.spec.population)",
+        old=".below(phase.sample_rate, count)",
+        new=".below(min(1.0, 2 * phase.sample_rate), count)",
         tests=(_NOISE,),
     ),
     Mutant(
@@ -266,8 +269,8 @@ MUTANTS = (
         name="the query before its ledger entry",
         file="data/types.py",
         old="        ledger.record(phase.name, step)\n"
-        "        indices = torch.from_numpy(poisson_sample(key, phase, step))\n",
-        new="        indices = torch.from_numpy(poisson_sample(key, phase, step))\n"
+        "        indices = torch.from_numpy(poisson_sample(key, phase, step, self.__members))\n",
+        new="        indices = torch.from_numpy(poisson_sample(key, phase, step, self.__members))\n"
         "        ledger.record(phase.name, step)\n",
         tests=(_TYPES,),
     ),
@@ -434,5 +437,110 @@ MUTANTS = (
         new="        if self.epsilon.lower > 2 * self.budget.epsilon:",
         tests=("privacy/test_plan.py",),
         fast=True,
+    ),
+    # What is released of a private hold-out.
+    Mutant(
+        name="a hold-out report without its ledger entry",
+        file="training/holdout.py",
+        old="        self._ledger.record(PHASE, report)\n",
+        new="",
+        tests=(_HOLDOUT,),
+        fast=True,
+    ),
+    Mutant(
+        name="the hold-out read before its ledger is durable",
+        file="training/holdout.py",
+        old="        self._ledger.commit()\n",
+        new="",
+        tests=(_HOLDOUT,),
+    ),
+    Mutant(
+        name="the same noise in every hold-out report",
+        file="training/holdout.py",
+        old="                step=report,\n",
+        new="                step=0,\n",
+        tests=(_HOLDOUT,),
+    ),
+    Mutant(
+        name="a hold-out released almost without noise",
+        file="training/holdout.py",
+        old="                phase=self._phase,\n",
+        new="                phase=type(self._phase)(spec=self._phase.spec, noise_multiplier=1e-9),\n",
+        tests=(_HOLDOUT,),
+    ),
+    Mutant(
+        name="a hold-out of another size under the plan",
+        file="training/holdout.py",
+        old="if self._phase.spec != wanted or len(ledger.plan.phases) != 1:",
+        new="if False:",
+        tests=(_HOLDOUT,),
+    ),
+    Mutant(
+        name="each trial of random stopping releases the whole budget of the hold-out",
+        file="search/holdout.py",
+        old="    return trial_budget(search.rule, search.holdout_budget)\n",
+        new="    return search.holdout_budget\n",
+        tests=(
+            "search/test_secrecy.py::test_a_private_hold_out_chooses_through_noise_and_pays_for_the_released_result",
+        ),
+    ),
+    # The ledger's chain.
+    Mutant(
+        name="a chain that forgets the line before",
+        file="privacy/chain.py",
+        old='previous.encode() + b"\\n" + _text(record)',
+        new="_text(record)",
+        tests=("privacy/test_chain.py", _LEDGER),
+    ),
+    # Tuning on a subsample, and what choosing costs.
+    Mutant(
+        name="trials see all examples instead of the subsample",
+        file="privacy/noise.py",
+        old="takes_part if members is None else takes_part & members",
+        new="takes_part",
+        tests=(_SUBSAMPLE,),
+    ),
+    Mutant(
+        name="the final run sees the subsample again",
+        file="data/types.py",
+        old="found.__members, found.__size = ~members if rest else members, sizes[rest]",
+        new="found.__members, found.__size = members, sizes[rest]",
+        tests=(_SUBSAMPLE,),
+    ),
+    Mutant(
+        name="the size of the subsample is told",
+        file="data/types.py",
+        old="~members if rest else members, sizes[rest]",
+        new="~members if rest else members, int((~members if rest else members).sum())",
+        tests=(_SUBSAMPLE,),
+    ),
+    Mutant(
+        name="another subsample in each trial",
+        file="privacy/noise.py",
+        old='return key.generator("subsample").below(fraction, population)',
+        new='return NoiseKey.generate().generator("subsample").below(fraction, population)',
+        tests=(_SUBSAMPLE,),
+    ),
+    Mutant(
+        name="the final run forgotten in what a subsample costs",
+        file="privacy/selection_subsample.py",
+        old="q * inside(at) + (1 - q) * outside(at) - delta",
+        new="q * inside(at) - delta",
+        tests=(_SUBSAMPLE_BOUND,),
+        fast=True,
+    ),
+    Mutant(
+        name="amplified as if epsilon were small",
+        file="privacy/selection_subsample.py",
+        old="math.log1p(q * math.expm1(inner))",
+        new="math.log1p(q * inner)",
+        tests=(_SUBSAMPLE_BOUND,),
+    ),
+    Mutant(
+        name="the theorem's condition on the second point not checked",
+        file="privacy/selection_budget.py",
+        old="    if delta_hat > hat_allowance(runs, hat):",
+        new="    if delta_hat > 1:",
+        tests=("privacy/test_selection_budget.py",),
     ),
 )
