@@ -465,9 +465,10 @@ class _Proposals(Searcher):
         self._keys: dict[str, str] = {}
 
     def suggest(self, trial_id: str) -> Any:
+        task = None
         with _stopping(self._session):
             task = self._session.next_task()
-        if task is None:
+        if task is None:  # also where the session cannot go on
             return None if self._session.waiting else Searcher.FINISHED
         self._keys[trial_id] = task.key
         return {"task": task_to_json(task)}

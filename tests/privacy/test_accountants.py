@@ -9,11 +9,13 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
+from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
+from scipy.stats import norm
 
 from raydp.errors import InvalidValue, UnknownName
 from raydp.privacy import ACCOUNTANTS, Mechanism, epsilon, gaussian
 from raydp.privacy.accountants import _pmf, pld
-from raydp.privacy.accountants.prv import MAX_GRID
+from raydp.privacy.accountants.prv import MAX_GRID, _Truncated
 
 
 def step(q: float, sigma: float, steps: int) -> Mechanism:
@@ -26,6 +28,7 @@ CASES = [
     (step(0.02, 2.113, 5000), 1e-5),
     (step(0.01, 1.0, 1), 1e-6),
     (step(0.9, 5.0, 10), 1e-8),
+    (step(128 / 1080, 1.08029925, 160), 1e-4),  # prv-accountant alone is 0.1 beside the truth here
 ]
 
 
@@ -160,6 +163,17 @@ def test_prv_interval_contains_the_pld_truth(mechanism: Mechanism, delta: float)
     prv, truth = (epsilon([mechanism], delta=delta, accountant=name) for name in ("prv", "pld"))
     assert prv.fallback is None
     assert prv.lower <= truth.lower and truth.upper <= prv.upper
+
+
+@settings(max_examples=40, deadline=None)
+@given(q=st.floats(1e-4, 0.99), sigma=st.floats(0.4, 20))
+def test_the_mean_that_places_the_prv_grid_is_that_of_the_loss(q: float, sigma: float) -> None:
+    """Against the plain integral of the loss over the outputs x, where nothing is steep."""
+    variable = _Truncated(PoissonSubsampledGaussianMechanism(q, sigma), -60.0, 60.0)
+    x = np.linspace(-12 * sigma, 1 + 12 * sigma, 400_001)
+    density = q * norm.pdf(x, 1, sigma) + (1 - q) * norm.pdf(x, 0, sigma)
+    wanted = np.trapezoid(density * np.log1p(q * np.expm1((2 * x - 1) / (2 * sigma**2))), x)
+    assert float(variable.mean()) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune.search import Searcher
 
-from raydp.errors import CorruptFile, InvalidValue
+from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.search import runner
 from raydp.search.definition import Resources
 from raydp.search.run_directory import RunDirectory
-from tests.search.helpers import small_search
+from tests.search.helpers import session_in, small_search
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,17 @@ def test_a_stored_definition_that_is_none(tmp_path: Path, change: dict[str, Any]
     definition = {**small_search().to_json(), **change}
     with pytest.raises(CorruptFile, match="damaged"):
         runner.stored_search(RunDirectory(tmp_path, {"definition": definition}))
+
+
+def test_a_session_that_cannot_go_on_ends_the_search_instead_of_breaking_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong while a proposal is planned (a full disk, accountants that disagree) is the search's end."""
+    session = session_in(tmp_path / "run", small_search())
+
+    def broken() -> None:
+        raise RaydpError("accountants contradict each other")
+
+    monkeypatch.setattr(session, "next_task", broken)
+    assert runner._Proposals(session).suggest("any") == Searcher.FINISHED
+    assert session.failure == "accountants contradict each other"

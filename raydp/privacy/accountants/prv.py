@@ -5,22 +5,30 @@ half-width from RDP bounds plus 3), with an error relative to epsilon and the RD
 package's slower ones. The size is known before anything is allocated; what is too large is refused.
 
 The package bounds the "remove" direction, which dominates for the epsilons that matter; pld bounds both.
+
+One of its numbers is not taken over: the mean of a privacy loss, which places its grid. The package integrates the
+distribution function from -0.1 down to the grid's end, tens of units away, and misses the sliver between log(1 - q),
+where a loss begins, and -0.1; from q = 0.1 on its bounds then lie beside the truth (at q = 0.1185, sigma = 1.0803,
+T = 160, delta = 1e-4 it proved 8.04 <= epsilon where epsilon is 7.999). :class:`_Truncated` integrates piece by piece.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from prv_accountant import PRVAccountant
+from prv_accountant import composers, discretisers
+from prv_accountant.domain import Domain
 from prv_accountant.privacy_random_variables import (
     GaussianMechanism,
     PoissonSubsampledGaussianMechanism,
     PrivacyRandomVariable,
+    PrivacyRandomVariableTruncated,
 )
-from scipy import fft
+from scipy import fft, integrate
 
 from raydp.privacy import gaussian
 from raydp.privacy.accountants.pld import equivalent_mu, merge
@@ -109,17 +117,33 @@ class PrvAccountant:
         ]
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")  # it warns that eps_max is an assumption; here it is the paper's bound
-                accountant = PRVAccountant(
-                    prvs=variables,
-                    eps_error=eps_error,
-                    delta_error=delta_error,
-                    max_self_compositions=steps,
-                    eps_max=half_width,
-                )
-                lower, estimate, upper = accountant.compute_epsilon(delta, steps)
+                warnings.simplefilter("ignore")
+                # What the package's PRVAccountant does, with the half-width above and the means below.
+                domain = Domain.create_aligned(-half_width, half_width, mesh)
+                truncated = [_Truncated(variable, domain.t_min(), domain.t_max()) for variable in variables]
+                discrete = [discretisers.CellCentred().discretise(variable, domain) for variable in truncated]
+                composed = composers.Heterogeneous(discrete).compute_composition(num_self_compositions=steps)
+                lower, estimate, upper = composed.compute_epsilon(delta, delta_error, eps_error)
         except (RuntimeError, ValueError, OverflowError, AssertionError) as error:
             raise Refused(f"prv-accountant: {error or type(error).__name__}") from error
         if not all(math.isfinite(value) for value in (lower, estimate, upper)):
             raise Refused("prv-accountant returned a value that is not finite")
         return lower, estimate, upper
+
+
+class _Truncated(PrivacyRandomVariableTruncated):  # type: ignore[misc]
+    """The package's truncated variable, with a mean that sees where the loss begins."""
+
+    def mean(self) -> float:
+        """Integration by parts, as in the package, over pieces that are short where the distribution is dense."""
+        inner = {sign * 10.0**-exponent for sign in (-1, 1) for exponent in range(1, 6)}
+        if isinstance(self.prv, PoissonSubsampledGaussianMechanism):
+            start = math.log1p(-float(self.prv.p))  # where the distribution function is not a number: keep off
+            inner |= {start * share for share in (1.000001, 0.9999, 0.999, 0.99, 0.9, 0.7, 0.4, 0.1)}
+        inner |= {float(edge) for edge in range(-8, 9) if edge}
+        points = [self.t_min, *sorted(point for point in inner if self.t_min < point < self.t_max), self.t_max]
+        total = 0.0
+        for left, right in itertools.pairwise(points):
+            area = integrate.quad(self.cdf, left, right, limit=500)[0]
+            total += right * float(self.cdf(right)) - left * float(self.cdf(left)) - area
+        return total
