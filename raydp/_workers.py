@@ -41,7 +41,7 @@ class Workers(Protocol):
         the same bits.
 
         Raises:
-            WorkerFailed, WorkerLost: another worker ended. So do all methods below.
+            WorkerFailed, WorkerLost: another worker ended; Diverged: for that reason. So do all methods below.
         """
         ...
 

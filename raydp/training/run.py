@@ -13,8 +13,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,24 +153,36 @@ def execute(spec: RunSpec, workers: Workers = ALONE) -> Iterator[Report]:
         RaydpError: the state on disk does not allow to go on (for example, the key is gone or the data changed), a
             private step failed, or the workers do not have the same weights.
     """
-    with as_one(workers):
-        first = workers.rank == 0
-        last = _shared(_last_report(spec) if first else None, workers)
-        if last is not None and last.done:  # finished before; only the news of it was lost
-            yield last
-            return
-        # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the
-        # block commits also when an exception is about to make an outcome visible.
-        with ExitStack() as ledgers:
-            writer = held = None
-            if first:
-                spec.directory.mkdir(parents=True, exist_ok=True)
-                writer = ledgers.enter_context(LedgerWriter(spec.ledger_file, spec.plan))
-                if spec.holdout_plan is not None:
-                    held = ledgers.enter_context(LedgerWriter(spec.holdout_ledger_file, spec.holdout_plan))
-            ledger = _followed(spec, writer, workers)
-            seen = 0 if last is None else last.step
-            yield from _Run(spec, ledger, held, seen=seen, workers=workers).reports()
+    last: Report | None = None
+    with as_one(workers), closing(_reports(spec, workers)) as reports:
+        for report in reports:
+            if report.done:  # the others are done as well, so nobody is left if the consumer stops here
+                last = report
+            else:
+                yield report
+    if last is not None:
+        yield last
+
+
+def _reports(spec: RunSpec, workers: Workers) -> Generator[Report, None, None]:
+    """All reports that are left."""
+    first = workers.rank == 0
+    last = _shared(_last_report(spec) if first else None, workers)
+    if last is not None and last.done:  # finished before; only the news of it was lost
+        yield last
+        return
+    # The ledger is locked first: a process that was about to die may still be at work on this run. Leaving the block
+    # commits also when an exception is about to make an outcome visible.
+    with ExitStack() as ledgers:
+        writer = held = None
+        if first:
+            spec.directory.mkdir(parents=True, exist_ok=True)
+            writer = ledgers.enter_context(LedgerWriter(spec.ledger_file, spec.plan))
+            if spec.holdout_plan is not None:
+                held = ledgers.enter_context(LedgerWriter(spec.holdout_ledger_file, spec.holdout_plan))
+        ledger = _followed(spec, writer, workers)
+        seen = 0 if last is None else last.step
+        yield from _Run(spec, ledger, held, seen=seen, workers=workers).reports()
 
 
 def _followed(spec: RunSpec, writer: LedgerWriter | None, workers: Workers) -> LedgerRecorder:

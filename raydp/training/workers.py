@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from raydp._workers import Alone, Workers, check_source, gather, own_part, owners
-from raydp.errors import RaydpError, WorkerFailed, WorkerLost
+from raydp.errors import Diverged, RaydpError, WorkerFailed, WorkerLost
 from raydp.training.checkpoint import placing
 
 Value = TypeVar("Value")
@@ -30,7 +30,7 @@ Value = TypeVar("Value")
 _SUM, _SPREAD, _SHARE, _WAIT = range(1, 5)  # kinds of exchange
 _NAMES = {_SUM: "sum", _SPREAD: "spread", _SHARE: "share", _WAIT: "wait"}
 _MESSAGE = 2048  # bytes of an error's text that travel
-_PATIENCE = 30.0  # seconds that a worker which ends waits for the others to hear of it
+_PATIENCE = 10.0  # seconds that a worker which was asked to stop waits for the others to hear of it
 
 
 class Group:
@@ -41,14 +41,14 @@ class Group:
 
     Args:
         device: where :meth:`share` puts tensors that are on a GPU.
-        timeout: seconds that an exchange may take; None for what the process group has. It must cover the longest time
-            that one worker works alone, which is an evaluation.
+        timeout: seconds that an exchange may take. It must cover the longest time that one worker works while the
+            others wait, which is an evaluation.
 
     Raises:
         RaydpError: there is no process group.
     """
 
-    def __init__(self, *, device: str = "cpu", timeout: float | None = None) -> None:
+    def __init__(self, *, device: str = "cpu", timeout: float = 1800.0) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RaydpError(
                 "there is no torch.distributed process group. Call torch.distributed.init_process_group in every "
@@ -57,8 +57,8 @@ class Group:
         self.rank = dist.get_rank()
         self.count = dist.get_world_size()
         self._device = device
-        limit = None if timeout is None else timedelta(seconds=timeout)
-        self._connections: Any = dist.new_group(backend="gloo", timeout=limit)
+        self._timeout = timeout
+        self._connections: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         self._nccl = "nccl" in dist.get_backend_config(dist.group.WORLD)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
@@ -100,7 +100,7 @@ class Group:
         if self._connections is None:
             return
         # The others may have left as well: then there is nobody to tell.
-        with contextlib.suppress(WorkerFailed, WorkerLost):
+        with contextlib.suppress(Diverged, WorkerFailed, WorkerLost):
             self._agree(0, 0, error)
         self._close()
 
@@ -116,7 +116,7 @@ class Group:
             self._lose(failure)
 
     def _agree(self, kind: int, size: int, error: BaseException | None) -> None:
-        """Raises WorkerFailed: another worker ends. RaydpError: the workers are not at the same exchange."""
+        """Raises WorkerFailed, Diverged: another worker ends. RaydpError: the workers are not at the same exchange."""
         failed = 0 if error is None else self.count - self.rank  # the greatest is that of the lowest rank
         word = torch.tensor([failed, *((kind, -kind, size, -size) if error is None else (-(2**62),) * 4)])
         try:
@@ -124,7 +124,9 @@ class Group:
                 dist.all_reduce(word, dist.ReduceOp.MAX, group=self._connections)
             else:
                 work = dist.all_reduce(word, dist.ReduceOp.MAX, group=self._connections, async_op=True)
-                work.wait(timedelta(seconds=_PATIENCE))
+                # An error is worth waiting for those who are at work; who is asked to stop (a signal, say) is not free
+                # to wait as long.
+                work.wait(timedelta(seconds=self._timeout if isinstance(error, Exception) else _PATIENCE))
             failed, most, least, largest, smallest = word.tolist()
             if failed:
                 self._hear(self.count - failed, error)
@@ -149,6 +151,8 @@ class Group:
         dist.broadcast(text, worker, group=self._connections)
         kind, _, reason = bytes(text.tolist()).rstrip(b"\0").decode(errors="replace").partition("\n")
         self._close()
+        if kind == Diverged.__name__:  # an outcome of the run, not a failure of the worker that saw it first
+            raise Diverged(reason)
         raise WorkerFailed(worker, kind, reason)
 
     def _lose(self, failure: RuntimeError) -> None:

@@ -294,6 +294,25 @@ def test_whoever_stops_iterating_ends_the_others(tmp_path: Path) -> None:
     assert first.error == "WorkerFailed" and "worker 1 ended with GeneratorExit" in first.message
 
 
+def breaking(workers: Workers, spec: RunSpec) -> list[int]:
+    seen = []
+    for attempt in ("first", "second"):  # of two seeds
+        one = dataclasses.replace(spec, directory=spec.directory / attempt)
+        for report in execute(one, workers):
+            seen.append(report.step)
+            if report.done:
+                break
+        seen += [report.step for report in execute(one, workers)]
+    return seen
+
+
+@pytest.mark.slow
+def test_the_last_report_is_the_end_and_the_workers_take_the_next_run(tmp_path: Path) -> None:
+    spec = digits_spec(tmp_path, "dp_sgd", FAST, reports=1)
+    first, second = together(2, breaking, spec)
+    assert first == second == [spec.plan.steps] * 4
+
+
 @pytest.mark.slow
 def test_a_run_that_is_held_elsewhere_is_refused_on_all_workers(
     tmp_path: Path,

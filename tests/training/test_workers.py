@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydp.errors import InvalidValue, RaydpError
+from raydp.errors import Diverged, InvalidValue, RaydpError
 from raydp.training.workers import Alone, Group, Workers, as_one, gather, own_part, owners
 from tests.training.processes import Processes, together
 
@@ -86,6 +86,11 @@ def test_an_error_of_one_ends_all_and_says_no_more_than_it_may(error: type[Excep
         assert end.error == "WorkerFailed" and f"worker 1 ended with {error.__name__}" in end.message
         assert ("17" in end.message) == (told is not None)
         assert end.seconds < 20
+
+
+def test_what_diverges_on_one_has_diverged_on_all() -> None:
+    ends = Processes(2, failing, Diverged, 1).ends()
+    assert [(end.error, end.message) for end in ends] == [("Diverged", "a private number, 17")] * 2
 
 
 def waiting(workers: Workers, lost: int) -> None:
