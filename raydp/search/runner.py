@@ -1,4 +1,4 @@
-"""Runs a search on Ray Tune. The only module, with :mod:`raydp.search.trainable`, that knows Ray's API."""
+"""Runs a search on Ray Tune. The only module, with :mod:`raydp.search.trainable`, that knows its API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune.error import TuneError
 from ray.tune.search import Searcher
@@ -24,7 +23,7 @@ from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
 from raydp.search import holdout, statement, subsample
-from raydp.search.capacity import Node, fit
+from raydp.search.connection import concurrency, connected
 from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
@@ -64,7 +63,7 @@ def run(
         return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
     path = storage or free_directory(search.name)
     RunDirectory.require_new(path)
-    with _cluster(search, address):
+    with connected(search, address, tracking_uri=tracking_uri):
         concurrency(search)  # what does not fit is refused before there is a directory
         directory = RunDirectory.create(path, definition, source_file=file)
         return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
@@ -245,7 +244,7 @@ def _drive(
             trained = sum(record.finished and record.state != "infeasible" for record in directory.records().values())
             display.expect(trained + session.left)
             if session.left > 0:
-                with _cluster(search, address):
+                with connected(search, address, tracking_uri=tracking_uri):
                     concurrent = concurrency(search)
                     with display:
                         _fit(session, concurrent)
@@ -296,7 +295,7 @@ def _drive_secretly(
                 tracker: Tracker = SilentTracker()  # type: ignore[assignment]
                 session = Session(search, store, tracker=tracker, display=hidden, terms=terms)
                 if session.left > 0:
-                    with _cluster(search, address):
+                    with connected(search, address, tracking_uri=tracking_uri):
                         _fit(session, concurrency(search))
                 session.close()
             if session.failure:
@@ -339,55 +338,6 @@ def _numbers(result: Result) -> dict[str, Any]:
         for metric in result.search["metric"]:
             numbers[f"best_{metric}"] = best.mean(metric)
     return numbers
-
-
-@contextlib.contextmanager
-def _cluster(search: Search, address: str | None) -> Iterator[None]:
-    """A Ray cluster: the one that is connected already, the one at ``address``, or a local one of our own."""
-    if ray.is_initialized():
-        yield
-        return
-    # Ray warns about a coming default for processes without GPUs; keeping today's behaviour is what we mean.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # token authentication is on, as wanted
-    if address is not None:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InvalidValue(
-                "address", address, f"must be a running Ray cluster ({first})", "Start one with `ray start --head`."
-            ) from error
-    else:
-        ray.init(
-            num_cpus=search.resources.total_cpus or os.cpu_count(),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def concurrency(search: Search) -> int:
-    """How many trials run at once on the connected cluster, or on what its autoscaler can make of it.
-
-    Raises:
-        InvalidValue: not a single trial fits; the arithmetic is shown.
-    """
-    return fit(_nodes(), search.resources).trials
-
-
-def _nodes() -> list[Node]:
-    """The nodes of the cluster, and those that its autoscaler may add."""
-    found = [
-        Node(cpus=node["Resources"].get("CPU", 0), gpus=node["Resources"].get("GPU", 0))
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return found
 
 
 def _fit(session: Session, concurrent: int) -> None:
@@ -534,4 +484,4 @@ class _Abandoned(tune.Callback):
         return tune.Callback, ()
 
 
-__all__ = ["check", "concurrency", "resume", "run", "stored_search"]
+__all__ = ["check", "resume", "run", "stored_search"]

@@ -149,13 +149,15 @@ def test_secrets_and_checkpoints_are_the_owners_alone(tmp_path: Path) -> None:
 def test_the_user_interface_and_ray_listen_to_this_machine_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raydp.search import runner
+    import ray
+
+    from raydp.search.connection import connected
 
     called: list[dict[str, Any]] = []
-    monkeypatch.setattr(runner.ray, "init", lambda **given: called.append(given))
-    monkeypatch.setattr(runner.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(runner.ray, "shutdown", lambda: None)
-    with runner._cluster(small_search(), None):
+    monkeypatch.setattr(ray, "init", lambda **given: called.append(given))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connected(small_search(), None, tracking_uri=None):
         pass
     assert called[0]["include_dashboard"] is False and "_node_ip_address" not in called[0]
 
