@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import ray
 
-from raydp.errors import InvalidValue
+from raydp.errors import InvalidValue, RaydpError
 from raydp.search.capacity import Node, fit
 from raydp.search.definition import Search
 
@@ -79,6 +82,75 @@ def _check_tracker(uri: str | None) -> None:
         )
 
 
+class ClusterLost(RaydpError):
+    """The Ray cluster is gone while a search runs on it."""
+
+
+class Presence:
+    """Notices that the cluster is gone.
+
+    Args:
+        patience: seconds without a living node after which it counts as gone.
+        every: seconds between two looks.
+    """
+
+    def __init__(self, patience: float = 20.0, every: float = 2.0) -> None:
+        self._patience, self._every = patience, every
+        self._next = self._last = time.monotonic()
+
+    def check(self) -> None:
+        """Raises ClusterLost."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        if present():
+            self._last = now
+        elif now - self._last > self._patience:
+            raise ClusterLost(
+                f"The Ray cluster is gone: no node of it has answered for {now - self._last:.0f} seconds. Trials go on "
+                "from their checkpoints."
+            )
+        self._next = time.monotonic() + self._every
+
+
+@contextlib.contextmanager
+def head_watched(tell: Callable[[str], None], *, patience: float = 10.0, every: float = 2.0) -> Iterator[None]:
+    """Say, once, when the head of the cluster does not answer for ``patience`` seconds.
+
+    Ray waits for it in the middle of a call, and then ends this process without giving Python the word. So a thread
+    says beforehand what to do. A head that is back in time, with its state (Ray's fault-tolerant GCS), is used again.
+    """
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    done = threading.Event()
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not done.wait(every):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=every).close()
+                last = time.monotonic()
+            except OSError:
+                if time.monotonic() - last > patience:
+                    tell(f"The head of the Ray cluster ({host}:{port}) does not answer; Ray soon ends this process.")
+                    return
+
+    thread = threading.Thread(target=watch, name="raydp-head", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def present() -> bool:
+    """Whether a node of the connected cluster is alive."""
+    try:
+        return any(node["Alive"] for node in ray.nodes())
+    except (ConnectionError, ray.exceptions.RayError):
+        return False
+
+
 def concurrency(search: Search) -> int:
     """How many trials run at once on the connected cluster, or on what its autoscaler can make of it.
 
@@ -111,4 +183,4 @@ def _possible_nodes() -> list[Node]:
     ]
 
 
-__all__ = ["concurrency", "connected"]
+__all__ = ["ClusterLost", "Presence", "concurrency", "connected", "head_watched", "present"]

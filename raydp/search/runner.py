@@ -23,7 +23,7 @@ from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
 from raydp.search import holdout, statement, subsample
-from raydp.search.connection import concurrency, connected
+from raydp.search.connection import ClusterLost, Presence, concurrency, connected, head_watched, present
 from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
@@ -345,8 +345,8 @@ def _fit(session: Session, concurrent: int) -> None:
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's CSV, JSON and TensorBoard copies of everything
     # Tune's own notes speak of result files that are switched off here; what went wrong is in the trial's reason.
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-    for name in ("ray.tune.tune", "ray.tune.execution", "ray.tune.analysis.experiment_analysis"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ("tune", "execution", "analysis.experiment_analysis", "utils.resource_updater", "utils.util"):
+        logging.getLogger(f"ray.tune.{name}").setLevel(logging.CRITICAL)
     wanted = session.search.resources
     own: dict[str, float] = {"cpu": wanted.cpus_per_worker, "gpu": wanted.gpus_per_worker}
     if together := wanted.workers != (1, 1):
@@ -366,7 +366,7 @@ def _fit(session: Session, concurrent: int) -> None:
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.directory.path / "ray"),
-            callbacks=[_Events(session), *([_Abandoned()] if together else [])],
+            callbacks=[_Events(session), _Presence(), *([_Abandoned()] if together else [])],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # The session hands a trial out again whose process died: Tune itself gives up on one that dies before it
             # is told of its trial.
@@ -375,15 +375,19 @@ def _fit(session: Session, concurrent: int) -> None:
         ),
     )
     handler = signal.getsignal(signal.SIGINT)
+    resume_with = f"Resume with: raydp resume {session.home}"
     try:
-        tuner.fit()
+        with head_watched(lambda text: session.note(f"{text} {resume_with}")):
+            tuner.fit()
+    except ClusterLost as error:
+        session.failure = f"{error} {resume_with}"
     except TuneError as error:
         last = str(error).strip().splitlines()[-1]
         session.failure = session.failure or f"Ray Tune ended the search: {last}"
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Tune leaves its own, to which a later Ctrl-C would mean nothing
-        if together:
+        if together and present():
             _wait_for_workers()
 
 
@@ -460,6 +464,19 @@ class _Events(tune.Callback):
         item = json.loads(result["item"])
         if not item["done"]:
             self._session.progressed(json.loads(trial.config["task"])["key"], item)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()
+
+
+class _Presence(tune.Callback):
+    """Ends the search when its cluster is gone: Tune would wait for it for ever."""
+
+    def __init__(self) -> None:
+        self._presence = Presence()
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._presence.check()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()

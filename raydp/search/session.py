@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from raydp.errors import CorruptFile, Infeasible, InvalidValue, RaydpError
@@ -90,6 +91,15 @@ class Session:
             subsample.prepare_key(search, directory, records)
 
     @property
+    def home(self) -> Path:
+        """The run directory that a person resumes."""
+        return self.directory.path if self.terms is None else self.terms.home
+
+    def note(self, text: str) -> None:
+        """Say something to whoever watches."""
+        self._display.note(text)
+
+    @property
     def left(self) -> int:
         """Trials that are still to be started or finished, the final run after tuning on a subsample among them."""
         new = self.target - self._feasible
@@ -160,8 +170,8 @@ class Session:
         """The trial ended in whatever way it says; if its storage failed, it stays unfinished and the search stops."""
         state, reason = item["state"], item["reason"]
         if state == INTERRUPTED:
-            where, which = (self.directory.path, key) if self.terms is None else (self.terms.home, "")
-            remedy = f"When that is repaired: raydp resume {where}"
+            which = key if self.terms is None else ""
+            remedy = f"When that is repaired: raydp resume {self.home}"
             self.failure = f"trial {which} cannot go on: {reason}\n{remedy}" if which else f"{reason}\n{remedy}"
             return
         metrics = {name: list(values) for name, values in item["metrics"].items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from raydp.search.results import Result
 from raydp.search.run_directory import DEFINITION, RunDirectory
 from raydp.search.verify import verify
 
-PATIENCE = 90.0  # seconds that anything may take on a busy machine
+PATIENCE = 180.0  # seconds that anything may take on a busy machine
 
 
 def doing(what: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -45,6 +46,8 @@ class Driver:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Ray lets its workers wait for everything else on the machine.
+                env={"RAY_worker_niceness": "0", **os.environ},
             )
         self._started: dict[int, psutil.Process] = {}
 

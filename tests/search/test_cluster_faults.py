@@ -156,7 +156,7 @@ def test_a_worker_hangs_the_driver_is_killed_and_the_disk_is_full(patient: None,
         second.wait_until(_at_work(path, attempt=3, more_than=had), "report of the third attempt")
         for process in doing(_WORKER, second.children()):
             process.rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))  # no checkpoint is as small
-        assert second.process.wait(_PATIENCE) == 1
+        assert second.process.wait(_PATIENCE) == 2
         assert "Free some space" in second.log.read_text()
         assert f"raydp resume {path}" in second.log.read_text()
     assert [record.state for record in RunDirectory.open(path).records().values()] == ["running"]

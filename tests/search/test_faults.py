@@ -84,6 +84,27 @@ def test_a_search_survives_the_death_of_a_trial_of_its_driver_and_an_interrupt(t
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("server", ["raylet/raylet", "gcs/gcs_server"])
+def test_a_cluster_that_dies_ends_the_search_which_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    file, path = tmp_path / "faults.py", tmp_path / "run"
+    file.write_text(SEARCH_FILE.replace("trials=4", "trials=2"))
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # for a minute otherwise
+    with driver(tmp_path / "first.log", "run", str(file), "--storage", str(path)) as first:
+        first.wait_until(lambda: max(reports(path).values(), default=0) >= 2, "trial at work")
+        (process,) = [c for c in first.children() if c.cmdline() and c.cmdline()[0].endswith(server)]
+        process.kill()
+        assert first.process.wait(PATIENCE) != 0
+        output = first.log.read_text()
+        assert "of the Ray cluster" in output or "The Ray cluster is gone" in output
+        assert f"raydp resume {path}" in output.replace("\n", "")
+    runner.resume(path, quiet=True)
+    everything_ran_once(path, trials=2)
+
+
+@pytest.mark.slow
 def test_a_tracker_that_is_down_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = small_search(trials=2, resources=Resources(total_cpus=2, max_concurrent=1))
     path = tmp_path / "run"

@@ -10,11 +10,15 @@ import pytest
 import ray
 from ray import tune
 
+from raydp import cli
 from raydp.privacy.ledger import Ledger
 from raydp.search.definition import Resources, Search
+from raydp.search.results import Result
 from raydp.search.run_directory import RunDirectory
 from raydp.search.verify import verify
 from tests.search.helpers import drive, session_in, small_search
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +68,24 @@ def test_two_workers_do_what_one_does_and_give_everything_back(two_cores: None, 
     assert not list(two.secrets.iterdir())
     assert not [path for path in two.path.rglob("*") if path.name.startswith(("workers-", "hang"))]
     assert [problem.partition(":")[0] for problem in verify(together)["problems"]] == ["INSECURE"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_commands_of_the_readme(two_cores: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Many workers")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("raydp ")]
+    assert [line.split()[1] for line in lines] == ["plan", "run"]
+    for line in lines:
+        arguments = [str(ROOT / part) if part.startswith("searches/") else part for part in line.split()[1:]]
+        if arguments[0] == "run":
+            arguments += ["--storage", str(tmp_path / "run")]
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 0
+        if arguments[0] == "plan":
+            assert "// 2 a trial" in capsys.readouterr().out
+    result = Result.load(tmp_path / "run")
+    assert [record.state for record in result.trials] == ["complete"]
+    assert result.search["resources"]["num_workers"] == 2
+    assert _free_cores() == 2.0
