@@ -372,7 +372,7 @@ MUTANTS = (
         new="            NoiseKey.generate().save(spec.key_file)\n        self.workers.wait()\n"
         "        if self.workers.rank:\n"
         "            return NoiseKey.generate()",
-        tests=(_SAME,),
+        tests=(f"{_MANY}::test_a_killed_worker_leaves_a_run_that_one_worker_resumes_to_the_same_end",),
     ),
     Mutant(
         name="weights that drifted apart are released",
