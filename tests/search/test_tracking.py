@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -257,37 +258,81 @@ def test_a_server_that_is_down_costs_no_time_and_is_caught_up_with(directory, ca
     assert len(history(client, runs["t0000"][0], "seed-1/loss")) == 5
 
 
+@contextlib.contextmanager
+def serving(directory, tmp_path, port):
+    """A real server of the directory's database for the length of the block."""
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port), "--host", "127.0.0.1"]
+    command += ["--backend-store-uri", f"sqlite:///{directory.path / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(tmp_path / "served")]
+    with (tmp_path / "server.log").open("a") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def flush_at_last(tracker, tmp_path):
+    deadline = time.monotonic() + 180
+    while not tracker.flush(20):
+        assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+        time.sleep(1)
+
+
 @pytest.mark.slow
 def test_a_real_server_that_comes_up_late(directory, tmp_path):
     """The search begins before the server; what it missed arrives by itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     a_small_search(directory)
     tracker = Tracker(uri=f"http://127.0.0.1:{port}", directory=directory, experiment="mine")
     tracker.start_search(DEFINITION, ["lr"])
     assert not tracker.synchronise(20)
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--backend-store-uri", f"sqlite:///{directory.path / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(tmp_path / "served")]
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 120
-        while not tracker.flush(20):
-            assert time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-            time.sleep(1)
+    with serving(directory, tmp_path, port):
+        flush_at_last(tracker, tmp_path)
         tracker.finish_search({"epsilon_search": 2.0}, "complete")
         tracker.close()
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
     client = client_of(directory)
     runs = runs_of(client)
     assert {key: len(found) for key, found in runs.items()} == dict.fromkeys(runs, 1) and len(runs) == 6
     assert runs[SEARCH][0].info.status == "FINISHED" and runs["t0003"][0].info.status == "KILLED"
     assert len(history(client, runs["t0000"][0], "seed-1/loss")) == 5
     assert len(list((tmp_path / "served").rglob("ledger.jsonl"))) == 4
+
+
+@pytest.mark.slow
+def test_a_real_server_that_is_stopped_for_a_while(directory, tmp_path):
+    """What happens meanwhile costs the search no time, and arrives once when the server is back."""
+    port = free_port()
+    a_small_search(directory)
+    tracker = Tracker(uri=f"http://127.0.0.1:{port}", directory=directory, experiment="mine")
+    with serving(directory, tmp_path, port):
+        tracker.start_search(DEFINITION, ["lr"])
+        tracker.synchronise()
+        flush_at_last(tracker, tmp_path)
+        tracker.log_metrics("t0003", 10, {"loss": 1.0}, seed=0)
+        flush_at_last(tracker, tmp_path)
+    begun = time.monotonic()
+    for step in (20, 30, 40):
+        tracker.log_metrics("t0003", step, {"loss": 1.0 / step}, seed=0)
+    assert time.monotonic() - begun < 1.0
+    assert not tracker.flush(5)
+    with serving(directory, tmp_path, port):
+        flush_at_last(tracker, tmp_path)
+        tracker.finish_search({"epsilon_search": 2.0}, "complete")
+        tracker.close()
+    client = client_of(directory)
+    runs = runs_of(client)
+    assert {key: len(found) for key, found in runs.items()} == dict.fromkeys(runs, 1) and len(runs) == 6
+    steps = [step for step, _ in history(client, runs["t0003"][0], "seed-0/loss")]
+    assert steps == sorted(set(steps)) and {10, 20, 30, 40} <= set(steps)
+    assert runs[SEARCH][0].info.status == "FINISHED"
 
 
 def test_an_outage_in_the_middle(directory, monkeypatch, caplog):
