@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from raydp import _validate
 from raydp.errors import Infeasible, InvalidValue, RaydpError
@@ -71,16 +72,24 @@ def calibrate(
     _validate.one_of("split", split, SPLITS)
     cross_check = tuple(_validate.one_of("cross_check", name, ACCOUNTANTS) for name in cross_check)
     _check_phases(phases)
-    key = plan_key(budget=budget, phases=phases, accountant=accountant, split=split, cross_check=cross_check)
+    # Noise multipliers are relative to clip norms, so a plan is solved, and kept, once for all clip norms.
+    solved = tuple(replace(spec, clip_norm=1.0) for spec in phases)
+    key = plan_key(budget=budget, phases=solved, accountant=accountant, split=split, cross_check=cross_check)
     if cache is not None and (known := cache.get(key)) is not None:
         # A file of that name is believed only as far as it answers this question.
-        asked = (budget, phases, accountant, split)
+        asked = (budget, solved, accountant, split)
         if (known.budget, tuple(phase.spec for phase in known.phases), known.accountant, known.split) == asked:
-            return known
-    plan = _solve(budget, phases, accountant, split, cross_check)
+            return _clipped(known, phases)
+    plan = _solve(budget, solved, accountant, split, cross_check)
     if cache is not None:
         cache.put(key, plan)
-    return plan
+    return _clipped(plan, phases)
+
+
+def _clipped(plan: Plan, phases: tuple[PhaseSpec, ...]) -> Plan:
+    """The plan with these phases' clip norms, on which nothing else in it depends."""
+    specs = zip(plan.phases, phases, strict=True)
+    return replace(plan, phases=tuple(replace(phase, spec=spec) for phase, spec in specs))
 
 
 def _check_phases(phases: tuple[PhaseSpec, ...]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import ray
 
 from raydp.errors import InvalidValue, RaydpError
+from raydp.search import autoscaler
 from raydp.search.capacity import Node, fit
 from raydp.search.definition import Search
 
@@ -160,7 +161,14 @@ def concurrency(search: Search) -> int:
     wanted = search.resources
     there, possible = _nodes(), _possible_nodes()
     more = sum(node.workers(wanted) for node in possible) > sum(node.workers(wanted) for node in there)
-    return fit(possible if more else there, wanted).trials
+    try:
+        return fit(possible if more else there, wanted).trials
+    except InvalidValue:
+        # An autoscaler adds nodes for what waits, so trials have to wait: as many as are wanted at once. Most of them
+        # do not say what they may add.
+        if autoscaler.present():
+            return wanted.max_concurrent or 1
+        raise
 
 
 def _nodes() -> list[Node]:

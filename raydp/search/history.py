@@ -1,11 +1,11 @@
 """What a sampler reads of a search's past: all of a short one, a bounded part of a long one.
 
-A proposal must not cost more the longer a search runs. Optuna's samplers read every trial at every proposal, so TPE
-takes 2 ms at the hundredth trial of three hyperparameters and 100 ms at the ten-thousandth
-(``python -m tests.benchmarks.simulate_search``). Here they see at most :data:`WINDOW` of the finished trials: the best
-:data:`BEST` and the latest others. TPE models the best tenth of the trials, at most 25, against the rest
-(``optuna.samplers._tpe.sampler.default_gamma``), and weighs the rest the less the older they are, so its good trials
-are the same as with the whole past, and only its model of the bad ones forgets.
+A proposal must not cost more the longer a search runs. Optuna's samplers read every trial at every proposal, so TPE's
+time grows with their number. Here they see at most :data:`WINDOW` of the finished trials: the best :data:`BEST` and the
+latest others. TPE models the best tenth of the trials, at most 25, against the rest
+(``optuna.samplers._tpe.sampler.default_gamma``), and weighs the rest the less the older they are. 250 is the least
+window in which a tenth is 25, so its good trials are the same as with the whole past, and only its model of the bad
+ones forgets.
 
 What is shown depends on which trials were told what, not on the order or on restarts.
 """
@@ -23,7 +23,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 BEST = 25
-WINDOW = 500
+WINDOW = 250
 _TOLD = (TrialState.COMPLETE, TrialState.PRUNED)
 
 

@@ -465,7 +465,7 @@ class Tracker:
 
     def _write_state(self) -> None:
         begun = time.monotonic()
-        self._directory.write_json(_STATE_FILE, self._state)
+        self._directory.write_json(_STATE_FILE, self._state, indent=None)
         self._state_due = time.monotonic() + _STATE_SHARE * (time.monotonic() - begun)
 
 

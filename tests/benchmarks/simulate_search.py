@@ -11,8 +11,10 @@ DIR gets the run directory and ``cost.jsonl``, one line a block of a hundred tri
 the processor (of all threads), parts of the wall-clock seconds, memory, and sizes of the files. The tracker works in a
 thread of its own; each block waits until it has written everything, so its work is in the block that caused it.
 
-Requirement: a block around trial 10,000 costs at most 1.1 times one around trial 100, in processor seconds, which other
-programs on the machine change least.
+    python -m tests.benchmarks.simulate_search --storage DIR --ratio 5         # a trial after DIR's over one after 100
+
+Requirement: a trial after the ten-thousandth costs at most 1.1 times one after the hundredth. The two are measured in
+turn, for what a trial costs doubles while the machine has other work.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import json
 import math
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 from ray import tune
@@ -97,57 +101,112 @@ def pretend(session: Session, task: Assignment) -> float:
     return score
 
 
+class Simulation:
+    """A driver of one simulated search, which goes on where an earlier one ended. A context manager."""
+
+    def __init__(self, storage: Path, *, sampler: str, trials: int) -> None:
+        search, path = search_of(sampler, trials), storage / "run"
+        storage.mkdir(parents=True, exist_ok=True)
+        self.storage = storage
+        self.directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, search.to_json())
+        if self.directory.definition["sampler"] != sampler:
+            raise SystemExit(f"{path} simulates the sampler {self.directory.definition['sampler']}; choose another.")
+        self._stack = ExitStack()
+        self._stack.enter_context(self.directory.lock())
+        self.tracker = Tracker(uri=None, directory=self.directory, experiment=search.name)
+        self._stack.callback(self.tracker.close)
+        display = Display(trials=trials, metric=search.metrics, quiet=True)
+        begun = time.perf_counter()
+        self.session = Session(search, self.directory, tracker=self.tracker, display=display)
+        self.seconds_to_open = time.perf_counter() - begun
+        self.tracker.start_search(self.directory.definition, search.point_space.varying)
+        self.session.extend(max(0, trials - self.session.target))
+        self.done = len(self.directory.records())
+        self.clock = Clock()
+        self.tracker.flush(600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.close()
+        self._stack.close()
+
+    def advance(self, trials: int) -> dict[str, Any]:
+        """Run so many trials, or what is left, and wait for the tracker: seconds, processor seconds and parts."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(trials):
+            task = self.clock.time("propose and plan", self.session.next_task)
+            if task is None:
+                break
+            self._trial(task)
+        if not self.clock.time("tracker", lambda: self.tracker.flush(600)):
+            raise SystemExit(f"the tracker is behind: {self.tracker.degraded}")
+        seconds, used = time.perf_counter() - wall, time.process_time() - cpu
+        return {
+            "trials": self.done,
+            "seconds": round(seconds, 4),
+            "cpu_seconds": round(used, 4),
+            "parts": self.clock.take(),
+        }
+
+    def _trial(self, task: Assignment) -> None:
+        self.clock.time("journal the start", lambda: self.session.started(task.key))
+        score = self.clock.time("ledger", lambda: pretend(self.session, task))
+        step = {"seed": 0, "step": 1, "fraction": 1.0, "metrics": {"accuracy": score}}
+        self.session.progressed(task.key, step)
+        item = {"state": "complete", "reason": None, "metrics": {"accuracy": [score]}, "seconds": 0.0}
+        self.clock.time("journal the end", lambda: self.session.finished(task.key, item))
+        self.done += 1
+
+
 def run(storage: Path, *, sampler: str, trials: int) -> None:
     """Run what is left of the search, a line of cost.jsonl a block."""
-    search, path = search_of(sampler, trials), storage / "run"
-    directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, search.to_json())
-    if directory.definition["sampler"] != sampler:
-        raise SystemExit(f"{path} is a simulation of the sampler {directory.definition['sampler']}; choose another.")
-    display = Display(trials=trials, metric=search.metrics, quiet=True)
-    clock, process = Clock(), psutil.Process()
-    with directory.lock():
-        tracker = Tracker(uri=None, directory=directory, experiment=search.name)
-        begun = time.perf_counter()
-        session = Session(search, directory, tracker=tracker, display=display)
-        print(f"opened in {time.perf_counter() - begun:.2f} s", flush=True)
-        tracker.start_search(directory.definition, search.point_space.varying)
-        session.extend(max(0, trials - session.target))
-        done = len(directory.records())
-        clock.time("tracker", lambda: tracker.flush(600))
-        clock.take()
-        wall, cpu = time.perf_counter(), time.process_time()
-        while (task := clock.time("propose and plan", session.next_task)) is not None:
-            clock.time("journal the start", lambda task=task: session.started(task.key))  # type: ignore[misc]
-            score = clock.time("ledger", lambda task=task: pretend(session, task))  # type: ignore[misc]
-            step = {"seed": 0, "step": 1, "fraction": 1.0, "metrics": {"accuracy": score}}
-            session.progressed(task.key, step)
-            item = {"state": "complete", "reason": None, "metrics": {"accuracy": [score]}, "seconds": 0.0}
-            clock.time(
-                "journal the end",
-                lambda task=task, item=item: session.finished(task.key, item),  # type: ignore[misc]
-            )
-            done += 1
-            if done % BLOCK == 0:
-                if not clock.time("tracker", lambda: tracker.flush(600)):
-                    raise SystemExit(f"the tracker is behind: {tracker.degraded}")
-                now, used = time.perf_counter(), time.process_time()
-                line = {
-                    "trials": done,
-                    "seconds": round(now - wall, 4),
-                    "cpu_seconds": round(used - cpu, 4),
-                    "parts": clock.take(),
-                    "memory": process.memory_info().rss,
-                    "journal": os.path.getsize(path / JOURNAL),
-                    "tracking_state": os.path.getsize(path / "tracking.json"),
-                    "tracker": os.path.getsize(path / "mlflow.db"),
-                }
-                with (storage / "cost.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
-                wall, cpu = time.perf_counter(), time.process_time()
-        session.close()
-        tracker.finish_search({"trials": done}, "complete")
-        tracker.close()
+    process = psutil.Process()
+    with Simulation(storage, sampler=sampler, trials=trials) as simulation:
+        print(f"opened in {simulation.seconds_to_open:.2f} s", flush=True)
+        while simulation.done < trials:
+            line = simulation.advance(min(BLOCK - simulation.done % BLOCK, trials - simulation.done))
+            path = simulation.directory.path
+            line["memory"] = process.memory_info().rss
+            for name, file in (("journal", JOURNAL), ("tracking_state", "tracking.json"), ("tracker", "mlflow.db")):
+                line[name] = os.path.getsize(path / file)
+            with (storage / "cost.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+
+
+def ratio(storage: Path, *, sampler: str, blocks: int) -> dict[str, Any]:
+    """What a trial after those in ``storage`` costs over one after the hundredth of a new search, block by block.
+
+    Blocks of young and old trials alternate, so that other work on the machine falls on both; the ratio is the median
+    of those of neighbours.
+    """
+    size = BLOCK // 2
+    ratios: dict[str, list[float]] = {"seconds": [], "cpu_seconds": []}
+    seconds: dict[str, list[float]] = {"young": [], "old": []}
+    done = len(RunDirectory.open(storage / "run").records())
+    with Simulation(storage, sampler=sampler, trials=done + (blocks + 1) * size) as old:
+        old.advance(size)  # warm
+        for _ in range(blocks):
+            with (
+                tempfile.TemporaryDirectory(dir=storage) as directory,
+                Simulation(Path(directory), sampler=sampler, trials=BLOCK + size) as young,
+            ):
+                young.advance(BLOCK)
+                costs = {"young": young.advance(size), "old": old.advance(size)}
+            for name in ratios:
+                ratios[name].append(costs["old"][name] / costs["young"][name])
+            for name, cost in costs.items():
+                seconds[name].append(cost["cpu_seconds"] / size)
+            print(json.dumps(costs), flush=True)
+        trials = old.done
+    return {
+        "trials": trials,
+        "blocks": blocks,
+        **{f"ratio_{name}": statistics.median(values) for name, values in ratios.items()},
+        **{f"cpu_seconds_{name}": statistics.median(values) for name, values in seconds.items()},
+    }
 
 
 def report(storage: Path) -> dict[str, Any]:
@@ -157,8 +216,10 @@ def report(storage: Path) -> dict[str, Any]:
     # The first block has imports and calibrations in it, and fewer trials than the sampler's model needs.
     early, late = lines[1:4], lines[-3:]
     for name in ("seconds", "cpu_seconds"):
-        first, last = (statistics.median(line[name] / BLOCK for line in part) for part in (early, late))
-        found[name] = {"early": first, "late": last, "ratio": last / first}
+        found[name] = {
+            when: statistics.median(line[name] / BLOCK for line in part)
+            for when, part in (("early", early), ("late", late))
+        }
     parts = {name: statistics.median(line["parts"][name] / BLOCK for line in late) for name in late[0]["parts"]}
     found["parts_late"] = parts
     span = lines[-1]["trials"] - lines[1]["trials"]
@@ -174,11 +235,17 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--sampler", default="tpe", choices=("tpe", "random"))
     parser.add_argument("--report", action="store_true", help="only print what the simulation in DIR has cost so far")
+    parser.add_argument("--ratio", type=int, default=0, metavar="BLOCKS", help="compare with a young search, in turn")
     arguments = parser.parse_args()
-    if not arguments.report:
-        arguments.storage.mkdir(parents=True, exist_ok=True)
-        run(arguments.storage, sampler=arguments.sampler, trials=arguments.trials)
-    print(json.dumps(report(arguments.storage), indent=2))
+    found: dict[str, Any]
+    if arguments.ratio:
+        found = ratio(arguments.storage, sampler=arguments.sampler, blocks=arguments.ratio)
+        (arguments.storage / "ratio.json").write_text(json.dumps(found), encoding="utf-8")
+    else:
+        if not arguments.report:
+            run(arguments.storage, sampler=arguments.sampler, trials=arguments.trials)
+        found = report(arguments.storage)
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

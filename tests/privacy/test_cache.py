@@ -1,6 +1,7 @@
 import concurrent.futures
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,23 @@ def test_a_cached_plan_that_answers_another_question_is_not_believed(tmp_path: P
     cache.put(plan_key(accountant="pld", split="composed", **asked), plan())  # type: ignore[arg-type]
     found = calibrate(cache=cache, **asked)  # type: ignore[arg-type]
     assert found.budget.epsilon == 0.5 and found.epsilon.upper <= 0.5
+
+
+def test_a_plan_is_solved_once_for_all_clip_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, budget = PlanCache(tmp_path), Budget(epsilon=3.0, delta=1e-5)
+
+    def solve(*clip_norms: float, **options: Any) -> Plan:
+        phases = [
+            PhaseSpec(name=name, steps=20, batch_size=100, population=2000, clip_norm=clip_norm, share=share)
+            for name, clip_norm, share in zip(("warmup", "train"), clip_norms, (0.3, None), strict=True)
+        ]
+        return calibrate(budget=budget, phases=phases, cross_check=(), **options)
+
+    first = solve(0.25, 4.0, cache=cache)
+    fresh = solve(3.0, 7.0)
+    monkeypatch.setattr("raydp.privacy.calibration._solve", lambda *arguments: pytest.fail("solved again"))
+    again = solve(3.0, 7.0, cache=cache)
+    assert again == fresh and again.digest == fresh.digest != first.digest
+    assert [phase.clip_norm for phase in first.phases] == [0.25, 4.0]
+    assert [phase.clip_norm for phase in again.phases] == [3.0, 7.0]
+    assert len(list(tmp_path.iterdir())) == 1
