@@ -40,6 +40,7 @@ def connected(search: Search, address: str | None, *, tracking_uri: str | None) 
             raise _refused(address, str(error)) from error
     else:
         ray.init(
+            address="local",  # one of our own, also where another one runs on this machine
             num_cpus=search.resources.total_cpus or os.cpu_count(),
             include_dashboard=False,
             log_to_driver=False,

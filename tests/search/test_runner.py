@@ -27,7 +27,8 @@ class Machines:
         self.refusal = "Could not find any running Ray instance"
 
     def init(self, address: str | None = None, **_: Any) -> None:
-        if address is not None and self.refusal:
+        """Without an address, Ray takes whatever cluster runs on this machine, and refuses its number of cores."""
+        if address != "local" and self.refusal:
             kind = RuntimeError if "Version" in self.refusal else ConnectionError
             raise kind(self.refusal)
 
