@@ -11,7 +11,7 @@ from ray._private.utils import check_version_info
 from ray.tune.search import Searcher
 
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
-from raydp.search import connection, runner
+from raydp.search import autoscaler, connection, runner
 from raydp.search.capacity import Node
 from raydp.search.definition import Resources
 from raydp.search.run_directory import RunDirectory
@@ -24,6 +24,7 @@ class Machines:
     def __init__(self) -> None:
         self.nodes = [{"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 2.0}}]
         self.possible: list[Node] = []
+        self.grow = False
         self.refusal = "Could not find any running Ray instance"
 
     def init(self, address: str | None = None, **_: Any) -> None:
@@ -41,6 +42,7 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "nodes", lambda: found.nodes)
     monkeypatch.setattr(connection, "_possible_nodes", lambda: found.possible)
+    monkeypatch.setattr(autoscaler, "present", lambda: found.grow)
     return found
 
 
@@ -73,6 +75,8 @@ def test_an_autoscaler_is_taken_at_its_word(machines: Machines) -> None:
     machines.possible = [Node(cpus=1)]
     with pytest.raises(InvalidValue, match="room for 2 such workers"):
         connection.concurrency(search)
+    machines.grow = True  # one that does not say what it may add
+    assert connection.concurrency(search) == 1
 
 
 def test_a_cluster_of_other_versions_is_refused_by_name(tmp_path: Path, machines: Machines) -> None:
