@@ -653,7 +653,9 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> str:
         location = None  # a server knows where its artifacts go
         if uri.startswith("sqlite:///"):
             location = (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
-        return str(client.create_experiment(name, artifact_location=location))
+        # Else the interface takes it for a chat application's, and opens on an empty page of traces.
+        tags = {"mlflow.experimentKind": "custom_model_development"}
+        return str(client.create_experiment(name, artifact_location=location, tags=tags))
     if experiment.lifecycle_stage != "active":
         client.restore_experiment(experiment.experiment_id)
     return str(experiment.experiment_id)
