@@ -28,6 +28,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt-get install chromium)"),
 ]
 PATIENCE = 90_000  # milliseconds; the interface loads megabytes of script on a busy machine
