@@ -83,7 +83,8 @@ def table(directories: list[Path]) -> str:
         for _, trial in best_trials(directory, members).iterrows():
             picture(directory, trial)
             values = {metric: list(trial[f"metric.{metric}.values"][:members]) for metric in METRICS}
-            rate = f"{trial['config.learning_rate']:g}"
+            fixed = definition_of(directory)["fixed"]
+            rate = f"{trial['config.learning_rate'] if 'config.learning_rate' in trial else fixed['learning_rate']:g}"
             rows.append((epsilon, line(f"{epsilon:g}", str(trial["method"]), rate, values)))
     base = line("0", "none: the base model", "–", base_values(definition_of(directories[0]), members))
     lines = [
