@@ -25,6 +25,8 @@ from raydp.privacy.plan import Plan
 from raydp.tasks import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adam")
+#: In which the passes through a model can be computed; clipping and noise are always float32 and exact.
+PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine", "warmup_cosine")
 
 Scalar = str | int | float | bool | None

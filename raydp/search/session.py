@@ -346,6 +346,7 @@ class Session:
             insecure_seed=search.insecure_seed,
             reports=search.reports,
             micro_batch=search.micro_batch,
+            precision=search.precision,
             threads=resources.cpus_per_worker,
             device="cuda" if resources.gpus_per_worker else "cpu",
             workers=resources.workers,

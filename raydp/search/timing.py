@@ -69,7 +69,7 @@ def _rehearse(
             num_classes=private.num_classes,
         ),
     )
-    gradients = PerExampleGradients(model, task.loss)
+    gradients = PerExampleGradients(model, task.loss, precision=search.precision)
     key, total = NoiseKey.insecure(0), 0.0
     for phase in plan.phases:
         own = policy.engine(phase.name)

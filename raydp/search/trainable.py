@@ -74,6 +74,7 @@ class Assignment:
     gpus: float = 0.0
     time_limit: float | None = None
     holdout_plan: str | None = None
+    precision: str = "float32"
     metric: str | None = None
     part: str | None = None
     fraction: float | None = None
@@ -131,6 +132,7 @@ def outcomes(assignment: Assignment, workers: Workers = ALONE) -> Iterator[dict[
             part=_part(assignment, directory),
             reports=assignment.reports,
             micro_batch=assignment.micro_batch,
+            precision=assignment.precision,
             device=assignment.device,
         )
         try:

@@ -9,6 +9,7 @@ gradients without the ordinary weight gradients, and nothing is stored on the mo
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -17,7 +18,17 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydp.geometry.capture import Formula, LossFunction, capture, gradients_of_calls, layers_of, vmapped_gradients
+from raydp import _validate
+from raydp.geometry.capture import (
+    Call,
+    Formula,
+    LossFunction,
+    capture,
+    gradients_of_calls,
+    layers_of,
+    vmapped_gradients,
+)
+from raydp.methods.base import PRECISIONS
 from raydp.models.standardized import StandardizedConv2d
 from raydp.tasks import cross_entropy_sum
 
@@ -90,6 +101,9 @@ class PerExampleGradients:
         loss: maps outputs (n, …) and targets (n, …) to the *sum* of the examples' losses; that of a task.
         probe: None, or public inputs (n, …) on which captured gradients are held against ordinary ones first, for a
             model that nobody has tested.
+        precision: ``float32``; or ``bfloat16``, in which the passes through the model are then computed where torch's
+            autocast does so. What is made of them (each example's gradient, its norm, its clipping) is float32, so the
+            clip norm bounds it as ever: it is another function of the example, no looser a bound.
 
     Attributes:
         engine: ``captured`` or ``vmap``.
@@ -98,10 +112,16 @@ class PerExampleGradients:
     """
 
     def __init__(
-        self, model: nn.Module, loss: LossFunction = cross_entropy_sum, *, probe: Tensor | None = None
+        self,
+        model: nn.Module,
+        loss: LossFunction = cross_entropy_sum,
+        *,
+        probe: Tensor | None = None,
+        precision: str = "float32",
     ) -> None:
         self.model = model
         self.loss = loss
+        self.precision = _validate.one_of("precision", precision, PRECISIONS)
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.preferred_batch = max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, sum(map(torch.numel, self.parameters))))
@@ -144,7 +164,10 @@ class PerExampleGradients:
         return True
 
     def _captured(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), self._layers)
+        with self._autocast(inputs):
+            calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), self._layers)
+        if self.precision != "float32":
+            calls = [_widened(call) for call in calls]
         gradients = gradients_of_calls(calls, self._formulas)
         return [
             gradients[p] if p in gradients else p.new_zeros((len(inputs), *p.shape))  # the model did not use it
@@ -152,7 +175,17 @@ class PerExampleGradients:
         ]
 
     def _vmapped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        return vmapped_gradients(self.model, self.loss, self.names, inputs, targets)
+        with self._autocast(inputs):
+            return vmapped_gradients(self.model, self.loss, self.names, inputs, targets)
+
+    def _autocast(self, inputs: Tensor) -> torch.autocast:
+        return torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+def _widened(call: Call) -> Call:
+    """A call of which the products, and so norms and sums, are taken in float32."""
+    activation = call.activation.float() if call.activation.is_floating_point() else call.activation
+    return dataclasses.replace(call, activation=activation, output_gradient=call.output_gradient.float())
 
 
 def equal_parts(count: int, limit: int, *, workers: int = 1) -> list[slice]:

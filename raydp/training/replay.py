@@ -23,7 +23,14 @@ from raydp.privacy.noise import NoiseKey
 
 
 def conditions(
-    *, device: str, micro_batch: int, config: Config, public: str | None, model: str | None, workers: int = 1
+    *,
+    device: str,
+    micro_batch: int,
+    config: Config,
+    public: str | None,
+    model: str | None,
+    workers: int = 1,
+    precision: str = "float32",
 ) -> dict[str, Any]:
     """What decides a step's result to the last bit, besides the plan, the key, the private data and the seed.
 
@@ -32,6 +39,7 @@ def conditions(
     Args:
         device: ``cpu`` or ``cuda``.
         micro_batch: how many gradients are summed up at once.
+        precision: of forward and backward passes.
         config: the hyperparameters.
         public: digest of the public examples, or None.
         model: digest of the file that the model comes from, or None.
@@ -44,6 +52,7 @@ def conditions(
         "device": f"{device}, {platform.machine()}, {capability}",
         "threads": torch.get_num_threads(),
         "micro_batch": micro_batch,
+        "precision": precision,
         "workers": workers,
         "config": dict(config),
         "public": public,

@@ -69,6 +69,7 @@ class RunSpec:
         metric: what is released of a private hold-out; has a meaning with ``holdout_plan`` only.
         reports: how often the run evaluates, checkpoints and reports, at least once.
         micro_batch: at most so many gradients are held at once; changes speed and memory, nothing else.
+        precision: of forward and backward passes, float32 or bfloat16; clipping and noise are as ever.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -92,6 +93,7 @@ class RunSpec:
     metric: str | None = None
     reports: int = 10
     micro_batch: int = 1024
+    precision: str = "float32"
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -254,7 +256,10 @@ class _Run:
         models.validate_model(self.model)
         probe = models.public_probe(spec.model, private.input_shape)
         self.gradients = PerExampleGradients(
-            self.model, self.task.loss, probe=None if probe is None else probe.to(spec.device)
+            self.model,
+            self.task.loss,
+            probe=None if probe is None else probe.to(spec.device),
+            precision=spec.precision,
         )
         self.parameters = self.gradients.parameters
         self.public = self._public()
@@ -283,6 +288,7 @@ class _Run:
         self.conditions = replay.conditions(
             device=spec.device,
             micro_batch=spec.micro_batch,
+            precision=spec.precision,
             config=spec.config,
             public=None if self.public is None else self.public.digest(),
             model=models.model_digest(spec.model),

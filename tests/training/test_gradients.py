@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raydp.errors import InvalidValue
+from raydp.models import build_model
 from raydp.tasks import cross_entropy_sum
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
 
@@ -133,3 +134,40 @@ def test_parts_are_few_equal_and_cover_the_batch(count: int, limit: int) -> None
     assert len(parts) in (fewest, fewest + 1)
     assert len(parts) % 2 == 0 or len(parts) in (1, count)
     assert all(max(map(len, parts)) - len(part) <= 1 and 0 < len(part) <= limit for part in parts)
+
+
+@pytest.mark.parametrize("name", ["tanh_cnn_small", "resnet20", "mlp"])
+def test_bfloat16_passes_give_float32_rows_near_the_exact_ones(name: str) -> None:
+    """Forward and backward in bfloat16 (8 bits): rows, and so norms and clipping, are float32."""
+    model = build_model(name, input_shape=(3, 16, 16), outputs=4, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(6, 3, 16, 16, generator=generator), torch.tensor([0, 1, 2, 3, 0, 1])
+    exact, rough = (PerExampleGradients(model, precision=kind)(inputs, labels) for kind in ("float32", "bfloat16"))
+    assert all(row.dtype == torch.float32 for row in rough)
+    left, right = (torch.cat([row.flatten(1) for row in rows], dim=1) for rows in (exact, rough))
+    assert not torch.equal(left, right)
+    distance = (left - right).norm(dim=1) / left.norm(dim=1)
+    assert float(distance.max()) < 0.25  # eight bits through twenty layers
+
+
+def test_bfloat16_by_vmap_too() -> None:
+    """The fallback for layers without a formula."""
+    model = Bare()
+    inputs, labels = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
+    found = PerExampleGradients(model, precision="bfloat16")
+    assert found.engine == "vmap"
+    exact = PerExampleGradients(model)(inputs, labels)
+    for row, wanted in zip(found(inputs, labels), exact, strict=True):
+        assert row.dtype == torch.float32
+        torch.testing.assert_close(row, wanted, rtol=0.1, atol=0.02)
+
+
+class Bare(nn.Module):
+    """A weight that no layer holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 6, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ self.weight.T

@@ -281,3 +281,14 @@ def test_the_ledger_holds_a_step_before_a_checkpoint_does(tmp_path: Path, monkey
 
     monkeypatch.setattr(checkpoint, "save", checked)
     assert [report.step for report in execute(spec)] == saved
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "tp_topk"])
+def test_passes_in_bfloat16_change_the_weights_and_not_the_mechanism(tmp_path: Path, name: str) -> None:
+    config = {"epochs": 2, "batch_size": 128, "learning_rate": 1.0}
+    specs = [digits_spec(tmp_path / kind, name, config, precision=kind) for kind in ("float32", "bfloat16")]
+    ends = [list(execute(spec))[-1] for spec in specs]
+    exact, rough = (Ledger.read(spec.ledger_file) for spec in specs)
+    assert exact.mechanisms == rough.mechanisms
+    assert any(not torch.equal(a, b) for a, b in zip(*(weights(spec).values() for spec in specs), strict=True))
+    assert ends[1].metrics["accuracy"] == pytest.approx(ends[0].metrics["accuracy"], abs=0.1)
