@@ -90,7 +90,8 @@ def test_a_cluster_that_dies_ends_the_search_which_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
 ) -> None:
     file, path = tmp_path / "faults.py", tmp_path / "run"
-    file.write_text(SEARCH_FILE.replace("trials=4", "trials=2"))
+    # So long that no trial ends by itself before the loss is noticed, which takes some twenty seconds.
+    file.write_text(SEARCH_FILE.replace("trials=4", "trials=2").replace('"epochs": 60', '"epochs": 300'))
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # for a minute otherwise
     with driver(tmp_path / "first.log", "run", str(file), "--storage", str(path)) as first:
         first.wait_until(lambda: max(reports(path).values(), default=0) >= 2, "trial at work")
