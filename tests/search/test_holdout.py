@@ -260,7 +260,8 @@ def test_without_a_budget_every_place_says_that_the_metric_is_not_private(tmp_pa
     assert label in result.summary() and label in result._repr_html_()
     assert "They are NOT private: no budget covers them." in re.sub(r"\s+", " ", texts["statement.txt"])
     assert result.epsilon_holdout is None and verify(directory.path)["holdout"] is None
-    assert set(result.trials[0].metrics) == {"accuracy", "balanced_accuracy", "auroc", "loss"}
+    every = {"accuracy", "balanced_accuracy", "auroc", "kappa", "minority_recall", "loss"}
+    assert set(result.trials[0].metrics) == every
     assert not list(directory.path.rglob("holdout*"))
 
 
