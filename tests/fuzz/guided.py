@@ -69,7 +69,7 @@ def main() -> None:
     rows, faults = [], 0
     share = max(1, options.seconds // len(PARSERS))
     for name in PARSERS:
-        command = [sys.executable, "-m", "tests.fuzz.guided", "--only", name, "--seconds", str(share)]
+        command = [sys.executable, "-m", "tests.fuzz.guided", f"--only={name}", f"--seconds={share}"]
         done = subprocess.run([*command, "--seed", str(options.seed)], capture_output=True, text=True, check=False)
         told = done.stdout + done.stderr
         tried = re.search(r"number_of_executed_units: (\d+)", told)
