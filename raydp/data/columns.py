@@ -57,8 +57,7 @@ def _encode(file: Path, name: str, kind: Number | Category, column: pa.ChunkedAr
     if kind.length is not None:
         array = _flattened(file, name, array, kind.length)
     numbers = _numbers(file, name, array, kind.missing, kind.width)
-    scaled = 2 * (np.clip(numbers, kind.low, kind.high) - kind.low) / (kind.high - kind.low) - 1
-    return scaled.astype(np.float32).reshape(-1, kind.width)
+    return _scaled(numbers, kind).reshape(-1, kind.width)
 
 
 def _targets(file: Path, table: Table, array: pa.Array) -> np.ndarray:
@@ -67,7 +66,12 @@ def _targets(file: Path, table: Table, array: pa.Array) -> np.ndarray:
         return _places(file, table.target, array, [list(group) for group in kind.groups], None)
     assert isinstance(kind, Quantity)
     numbers = _numbers(file, table.target, array, None, 1)
-    scaled = 2 * (np.clip(numbers, kind.low, kind.high) - kind.low) / (kind.high - kind.low) - 1
+    return _scaled(numbers, kind)
+
+
+def _scaled(numbers: np.ndarray, kind: Number | Quantity) -> np.ndarray:
+    """float32, the public range mapped to [-1, 1] and what lies beyond it cut off."""
+    scaled: np.ndarray = 2 * (np.clip(numbers, kind.low, kind.high) - kind.low) / (kind.high - kind.low) - 1
     return scaled.astype(np.float32)
 
 

@@ -25,7 +25,7 @@ from raydp import _validate
 from raydp.data import families, regression
 from raydp.data.columns import read_rows
 from raydp.data.parquet import read_images, read_labels
-from raydp.data.table import Classes, is_table, read_table
+from raydp.data.table import is_table, read_table
 from raydp.data.types import PrivateData, PublicData
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
@@ -162,7 +162,7 @@ def task_of(name_or_path: str) -> str:
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
     path = Path(name_or_path).expanduser()
     if is_table(path) and path.is_file():
-        return "classification" if isinstance(read_table(path).target_kind, Classes) else "regression"
+        return "regression" if read_table(path).num_classes is None else "classification"
     return "denoising" if families.is_member(path) or families.is_family(path) else "classification"
 
 
@@ -271,7 +271,7 @@ def _load_table(path: Path, limit: int | None, stamps: tuple[tuple[int, int], ..
             )
         held_inputs, held_targets, inputs, targets = inputs[held], targets[held], inputs[~held], targets[~held]
     inputs, targets = _limited(table.name, inputs, targets, limit)
-    classes = len(table.target_kind.groups) if isinstance(table.target_kind, Classes) else None
+    classes = table.num_classes
     kind = "images" if table.image else f"rows of {inputs.shape[1]} inputs"
     goal = "a number" if classes is None else f"{classes} classes"
     return Dataset(
@@ -291,8 +291,7 @@ def table_as_public(path: Path) -> PublicData:
     """The training rows of a described table, as public data."""
     table = read_table(path)
     inputs, targets = read_rows(table, table.train)
-    classes = len(table.target_kind.groups) if isinstance(table.target_kind, Classes) else None
-    return PublicData(name=table.name, inputs=inputs, targets=targets, num_classes=classes)
+    return PublicData(name=table.name, inputs=inputs, targets=targets, num_classes=table.num_classes)
 
 
 @functools.lru_cache(maxsize=1)

@@ -33,6 +33,7 @@ unaccounted release, so nothing here computes them (:func:`draft` leaves them op
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -150,6 +151,11 @@ class Table:
     target_kind: Classes | Quantity
     features: Mapping[str, Number | Category]
     image: str | None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Of the target; None where it is a number."""
+        return len(self.target_kind.groups) if isinstance(self.target_kind, Classes) else None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -357,9 +363,7 @@ def _check_columns(file: Path, table: Table) -> None:
 
 
 def _toml(value: str | list[str]) -> str:
-    import json  # JSON's texts and lists of texts are TOML's
-
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)  # JSON's texts and lists of texts are TOML's
 
 
 __all__ = ["Category", "Classes", "Number", "Quantity", "Table", "draft", "is_table", "read_table"]

@@ -260,16 +260,22 @@ class _LayerFactors:
         return _second_moment(mean, self.block), _gram(total)
 
     def finish(self, examples: int) -> LayerCurvature:
-        block = self.block
-        output_values, output_basis = eigendecompose(self.outputs / (examples * self.positions), block.name)
-        input_values, input_basis = eigendecompose(self.inputs / examples, block.name)
-        return LayerCurvature(
-            block=block,
-            output_basis=output_basis,
-            output_values=output_values,
-            input_basis=input_basis,
-            input_values=input_values,
+        return layer_curvature(
+            self.block, outputs=self.outputs / (examples * self.positions), inputs=self.inputs / examples
         )
+
+
+def layer_curvature(block: LayerBlock, *, outputs: Tensor, inputs: Tensor) -> LayerCurvature:
+    """A layer's curvature from its Kronecker factors (groups, rows, rows) and (groups, columns, columns)."""
+    output_values, output_basis = eigendecompose(outputs, block.name)
+    input_values, input_basis = eigendecompose(inputs, block.name)
+    return LayerCurvature(
+        block=block,
+        output_basis=output_basis,
+        output_values=output_values,
+        input_basis=input_basis,
+        input_values=input_values,
+    )
 
 
 def eigendecompose(factors: Tensor, name: str) -> tuple[Tensor, Tensor]:

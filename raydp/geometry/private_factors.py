@@ -23,10 +23,10 @@ from raydp._workers import ALONE, Workers, owners
 from raydp.geometry.blocks import Block, DiagonalBlock, LayerBlock, blocks_of
 from raydp.geometry.capture import Call, capture
 from raydp.geometry.clipping import clip
-from raydp.geometry.curvature import BlockCurvature, Curvature, DiagonalCurvature, LayerCurvature
+from raydp.geometry.curvature import BlockCurvature, Curvature, DiagonalCurvature
 from raydp.geometry.kfac import (
     capturable_layers,
-    eigendecompose,
+    layer_curvature,
     layer_inputs,
     layer_outputs,
     named_gradients,
@@ -176,14 +176,10 @@ def curvature_of_moments(blocks: Sequence[Block], moments: Sequence[Tensor], wor
         if isinstance(block, DiagonalBlock):
             return DiagonalCurvature(block=block, eigenvalues=own[position][0].clamp(min=0))
         inputs, outputs = own[position]
-        input_values, input_basis = eigendecompose(_square(inputs, block.groups, block.columns), block.name)
-        output_values, output_basis = eigendecompose(_square(outputs, block.groups, block.rows), block.name)
-        return LayerCurvature(
-            block=block,
-            output_basis=output_basis,
-            output_values=output_values,
-            input_basis=input_basis,
-            input_values=input_values,
+        return layer_curvature(
+            block,
+            outputs=_square(outputs, block.groups, block.rows),
+            inputs=_square(inputs, block.groups, block.columns),
         )
 
     owner = owners([eigen_cost(block) for block in blocks], workers)
