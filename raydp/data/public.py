@@ -35,6 +35,10 @@ def load_public(
     Raises:
         UnknownName: no such name or path.
         InvalidValue: the directory holds none of the files, or fewer than ``limit`` examples.
+
+    >>> from raydp import data
+    >>> data.load_public("digits", limit=100)
+    PublicData('digits', 100 images of (1, 8, 8), 10 classes)
     """
     if limit is not None:
         limit = _validate.integer("public_limit", limit, low=1)

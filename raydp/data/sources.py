@@ -118,6 +118,11 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
     Raises:
         UnknownName: no such name or path. InvalidValue, CorruptFile: as :func:`raydp.data.parquet.read_images`;
         ``limit`` exceeds the number of private examples; or train and test do not match.
+
+    >>> from raydp import data
+    >>> digits = data.load("digits")
+    >>> digits.private, digits.holdout_visibility, len(digits.holdout)
+    (PrivateData('digits', 1437 images of (1, 8, 8), 10 classes), 'public benchmark', 360)
     """
     if limit is not None:
         limit = _validate.integer("limit", limit, low=1)
@@ -156,7 +161,12 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
 
 
 def task_of(name_or_path: str) -> str:
-    """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return."""
+    """What models of a data set are for, without reading it: ``Dataset.task`` of what :func:`load` would return.
+
+    >>> from raydp import data
+    >>> data.task_of("mnist5k"), data.task_of("regression:dimension=8")
+    ('classification', 'regression')
+    """
     if regression.is_regression(name_or_path):
         return "regression"
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
@@ -167,7 +177,12 @@ def task_of(name_or_path: str) -> str:
 
 
 def is_family(name_or_path: str) -> bool:
-    """Whether the data set is a family of many private data sets, of different people, one of which a run takes."""
+    """Whether the data set is a family of many private data sets, of different people, one of which a run takes.
+
+    >>> from raydp import data
+    >>> data.is_family("regression"), data.is_family("digits")
+    (True, False)
+    """
     return regression.is_regression(name_or_path) or families.is_family(Path(name_or_path).expanduser())
 
 
@@ -177,7 +192,12 @@ def is_named(name_or_path: str) -> bool:
 
 
 def catalogue() -> dict[str, str]:
-    """The bundled data sets: name -> one line."""
+    """The bundled data sets: name -> one line.
+
+    >>> from raydp import data
+    >>> sorted(data.catalogue())
+    ['digits', 'digits28', 'mnist5k', 'regression']
+    """
     return {
         **{name: source.summary for name, source in _BUNDLED.items()},
         regression.NAME: "a family of synthetic linear-regression tasks (arXiv 2606.26772, section 4), each with a "

@@ -67,6 +67,12 @@ class PublicData:
 
     Raises:
         InvalidValue: an array has another type or shape, there is no example, or a value is out of range.
+
+    >>> import numpy as np
+    >>> from raydp.data import PublicData
+    >>> images, labels = np.zeros((4, 1, 8, 8), dtype=np.uint8), np.array([0, 1, 1, 0])
+    >>> PublicData(name="made", inputs=images, targets=labels, num_classes=2).inputs.shape
+    torch.Size([4, 1, 8, 8])
     """
 
     def __init__(
@@ -114,6 +120,17 @@ class PrivateData:
 
     Raises:
         InvalidValue: as for :class:`PublicData`.
+
+    >>> import numpy as np
+    >>> from raydp.data import PrivateData
+    >>> images, labels = np.zeros((4, 1, 8, 8), dtype=np.uint8), np.array([0, 1, 1, 0])
+    >>> private = PrivateData(name="patients", inputs=images, targets=labels, num_classes=2)
+    >>> len(private)
+    4
+    >>> private[0]
+    Traceback (most recent call last):
+        ...
+    raydp.data.types.PrivateAccess: Item access of the private data 'patients' is refused: ...
     """
 
     __slots__ = ("__fingerprint", "__inputs", "__members", "__size", "__targets", "name", "num_classes")

@@ -17,6 +17,10 @@ def safe_floor(
 
     With all eigenvalues at λ the expected squared length of a step is at most η²C²/λ·(1 + dσ²/B²), that of DP-SGD at
     most η_s²C_s²·(1 + dσ²/B²) (d, σ and B cancel where both methods use the same σ).
+
+    >>> from raydp.geometry.clamping import safe_floor
+    >>> safe_floor(learning_rate=0.5, clip_norm=1.0, reference_learning_rate=1.0, reference_clip_norm=1.0)
+    0.25
     """
     return (learning_rate * clip_norm / (reference_learning_rate * reference_clip_norm)) ** 2
 
@@ -35,6 +39,11 @@ class ClampingSchedule:
         steps: T >= 1.
         decay_steps: T₁, in [0, T]. At 0 the schedule starts on the plateau.
         exponent: p >= 1.
+
+    >>> from raydp.geometry.clamping import ClampingSchedule
+    >>> schedule = ClampingSchedule(lambda_safe=1.0, lambda_base=0.1, steps=100, decay_steps=50)
+    >>> [round(schedule.floor(step), 3) for step in (0, 25, 50, 90, 100)]
+    [1.0, 0.55, 0.1, 0.197, 1.0]
     """
 
     kind: str = "dynamic"

@@ -58,6 +58,12 @@ def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
 
     Returns:
         Tensors of the same shapes.
+
+    >>> import torch
+    >>> from raydp.geometry.clipping import clip
+    >>> (clipped,) = clip([torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 0.0]])], 1.0)
+    >>> clipped.norm(dim=1).round(decimals=4)
+    tensor([1.0000, 0.5000, 0.0000])
     """
     factors, finite = clip_factors(coordinates, clip_norm)
     clipped = [part * factors.unsqueeze(1) for part in coordinates]

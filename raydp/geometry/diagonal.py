@@ -23,6 +23,11 @@ class Diagonal:
 
     Attributes:
         scales: A > 0 for each parameter tensor, flat (size,); from public data and released weights only.
+
+    >>> import torch
+    >>> from raydp.geometry import Diagonal
+    >>> Diagonal(scales=(torch.tensor([1.0, 2.0]),)).project([torch.tensor([[4.0, 4.0]])])
+    [tensor([[4., 2.]])]
     """
 
     scales: tuple[Tensor, ...]

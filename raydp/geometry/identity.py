@@ -14,6 +14,11 @@ class Identity:
 
     Attributes:
         sizes: number of entries of each parameter tensor.
+
+    >>> import torch
+    >>> from raydp.geometry import Identity
+    >>> [part.shape for part in Identity(sizes=(6,)).project([torch.ones(4, 2, 3)])]
+    [torch.Size([4, 6])]
     """
 
     sizes: tuple[int, ...]

@@ -37,6 +37,13 @@ class Subspace:
         bases: V of each parameter tensor, (size, k), orthonormal columns; from public data and released weights only.
         embedding_clip_norm: C_w > 0, over the embeddings of all tensors together.
         residual_clip_norm: C_r > 0, over the residuals of all tensors together.
+
+    >>> import torch
+    >>> from raydp.geometry import Subspace
+    >>> first_axis = Subspace(bases=(torch.eye(3)[:, :1],), embedding_clip_norm=1.0, residual_clip_norm=1.0)
+    >>> embedding, residual = first_axis.project([torch.tensor([[0.5, 0.25, 0.0]])])
+    >>> embedding, residual
+    (tensor([[0.5000]]), tensor([[0.0000, 0.2500, 0.0000]]))
     """
 
     bases: tuple[Tensor, ...]
@@ -88,6 +95,10 @@ def share_out(total: int, sizes: Sequence[int], *, limit: int) -> tuple[int, ...
 
     Raises:
         InvalidValue: ``total`` is below the number of tensors or above what they can take.
+
+    >>> from raydp.geometry.subspace import share_out
+    >>> share_out(12, [900, 100, 10], limit=50)
+    (8, 3, 1)
     """
     room = [min(size, limit) for size in sizes]
     if not len(sizes) <= total <= sum(room):

@@ -20,6 +20,12 @@ class Support:
 
     Attributes:
         indices: for each parameter tensor the sorted flat indices (int64) of its active entries; may be empty.
+
+    >>> import torch
+    >>> from raydp.geometry import Support
+    >>> support = Support(indices=(torch.tensor([0, 2]),))
+    >>> support.sizes, support.project([torch.tensor([[1.0, 2.0, 3.0]])])
+    ((2,), [tensor([[1., 3.]])])
     """
 
     indices: tuple[Tensor, ...]
@@ -40,7 +46,12 @@ class Support:
 
 
 def support_size(active_ratio: float, coordinates: int) -> int:
-    """k = floor(rho·d), at least 1."""
+    """k = floor(rho·d), at least 1.
+
+    >>> from raydp.geometry import support_size
+    >>> support_size(0.29, 100)
+    29
+    """
     ratio = _validate.between("active_ratio", active_ratio, 0, 1, low_open=True)
     # 1e-9 guards products such as 0.29·100 = 28.999999999999996, whose floor would lose a coordinate.
     return max(1, math.floor(ratio * coordinates + 1e-9))
@@ -53,6 +64,11 @@ def top_k(scores: Tensor, k: int, sizes: Sequence[int]) -> Support:
         scores: (d,), computed from released quantities or public randomness only.
         k: number of coordinates, 1 <= k <= d.
         sizes: number of entries of each parameter tensor; they sum to d.
+
+    >>> import torch
+    >>> from raydp.geometry import top_k
+    >>> top_k(torch.tensor([0.1, 0.9, 0.5, 0.7]), 2, [2, 2]).indices
+    (tensor([1]), tensor([1]))
     """
     _validate.integer("k", k, low=1, high=scores.numel())
     order = torch.argsort(scores, descending=True, stable=True)  # stable: equal scores stay in position order

@@ -92,7 +92,21 @@ class FlooredGeometry(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening(FlooredGeometry):
-    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""
+    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ.
+
+    At a floor above every eigenvalue the whitening is a scaling by λ^-1/2:
+
+    >>> import torch
+    >>> from raydp.geometry import Whitening
+    >>> from raydp.geometry.kfac import estimate_curvature
+    >>> model = torch.nn.Linear(3, 2)
+    >>> curvature = estimate_curvature(model, torch.randn(20, 3), generator=torch.Generator().manual_seed(0))
+    >>> whitening = Whitening(curvature=curvature, floor=1e4)
+    >>> gradients = [torch.randn(5, *parameter.shape) for parameter in model.parameters()]
+    >>> lengths = torch.cat([gradient.flatten(1) for gradient in gradients], dim=1).norm(dim=1)
+    >>> bool(torch.allclose(whitening.lengths(gradients).float(), lengths / 100, rtol=1e-3))
+    True
+    """
 
     power = 0.5
 

@@ -117,7 +117,14 @@ METHODS: Mapping[str, Method] = _Methods(
 
 
 def method(name: str) -> Method:
-    """The method of that name. Raises UnknownName with the near names."""
+    """The method of that name. Raises UnknownName with the near names.
+
+    >>> from raydp.methods import METHODS, method
+    >>> "dp_ngd" in METHODS, method("dp_ngd").name
+    (True, 'dp_ngd')
+    >>> [phase.name for phase in method("tp_topk").phases(method("tp_topk").parse({"epochs": 5}), population=4000)]
+    ['warmup', 'sparse']
+    """
     return METHODS[name]
 
 

@@ -81,6 +81,12 @@ def build_model(name: str, *, input_shape: tuple[int, ...], outputs: int, seed: 
         UnknownName: there is no such model. InvalidValue: a size that the model cannot take; or the user's function
             is none, fails, or returns a model that does not suit the data or cannot be trained privately.
         CorruptFile: the file is damaged.
+
+    >>> import torch
+    >>> from raydp import models
+    >>> model = models.build_model("tanh_cnn", input_shape=(1, 28, 28), outputs=10, seed=0)
+    >>> sum(parameter.numel() for parameter in model.parameters()), model(torch.zeros(2, 1, 28, 28)).shape
+    (26010, torch.Size([2, 10]))
     """
     own = _reference.resolve("model", name) if _reference.is_reference(name) else None
     file = model_file(name)

@@ -29,6 +29,14 @@ class Budget:
     Raises:
         InvalidValue: a field is out of range or not finite.
         UnknownName: the adjacency does not exist.
+
+    >>> from raydp import Budget
+    >>> Budget(epsilon=3.0, delta=1e-5)
+    Budget(epsilon=3.0, delta=1e-05, adjacency='add_remove', further=())
+    >>> Budget(epsilon=-1.0, delta=1e-5)
+    Traceback (most recent call last):
+        ...
+    raydp.errors.InvalidValue: epsilon = -1.0: must lie in (0, 1000]. Choose epsilon inside (0, 1000].
     """
 
     epsilon: float
@@ -64,7 +72,12 @@ class Budget:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The stable JSON form: ``epsilon``, ``delta``, ``adjacency``, and ``further`` where there is more."""
+        """The stable JSON form: ``epsilon``, ``delta``, ``adjacency``, and ``further`` where there is more.
+
+        >>> from raydp import Budget
+        >>> Budget(epsilon=3.0, delta=1e-5).to_json()
+        {'epsilon': 3.0, 'delta': 1e-05, 'adjacency': 'add_remove'}
+        """
         record: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "adjacency": self.adjacency}
         if self.further:
             record["further"] = [list(point) for point in self.further]

@@ -66,6 +66,18 @@ def calibrate(
         UnknownName: no such accountant or split.
         Infeasible: no noise multiplier makes the plan spend its budget; says which phase, and the nearest split.
         RaydpError: two accountants contradict each other.
+
+    Two phases; the second takes what the composition leaves:
+
+    >>> from raydp.privacy import Budget, PhaseSpec, calibrate
+    >>> sizes = {"batch_size": 256, "population": 4000, "clip_norm": 1.0}
+    >>> warmup = PhaseSpec(name="warmup", steps=25, share=0.3, **sizes)
+    >>> sparse = PhaseSpec(name="sparse", steps=100, **sizes)
+    >>> plan = calibrate(budget=Budget(epsilon=3.0, delta=1e-5), phases=[warmup, sparse])
+    >>> [(phase.name, round(phase.noise_multiplier, 2)) for phase in plan.phases]
+    [('warmup', 1.76), ('sparse', 1.27)]
+    >>> sorted(plan.certificate), 3.0 * (1 - 1e-4) <= plan.epsilon.upper <= 3.0
+    (['pld', 'prv', 'rdp'], True)
     """
     phases = tuple(phases)
     _validate.one_of("accountant", accountant, ACCOUNTANTS)

@@ -46,6 +46,10 @@ def epsilon(delta: float, mu: float) -> float:
 
     Raises:
         InvalidValue: delta outside (0, 1), mu not positive, or either not finite.
+
+    >>> from raydp.privacy import gaussian
+    >>> round(gaussian.epsilon(1e-5, mu=0.25), 3)
+    0.926
     """
     target = math.log(_validate.between("delta", delta, 0, 1, low_open=True, high_open=True))
     mu = _validate.positive("mu", mu)
@@ -77,6 +81,12 @@ def noise_multiplier(budget: Budget) -> float:
     """The smallest sigma (noise standard deviation over clip norm C) of one release on all data within the budget.
 
     ``add_remove``: the sum has sensitivity C, sigma = 1/mu. ``replace_one``: sensitivity 2C, sigma = 2/mu.
+
+    >>> from raydp.privacy import Budget, gaussian
+    >>> round(gaussian.noise_multiplier(Budget(epsilon=1.0, delta=1e-5)), 3)
+    3.731
+    >>> round(gaussian.noise_multiplier(Budget(epsilon=1.0, delta=1e-5, adjacency="replace_one")), 3)
+    7.461
     """
     return sensitivity(budget.adjacency) / mu(budget.epsilon, budget.delta)
 
@@ -105,6 +115,10 @@ def by_adjacency(noise_multiplier: float, *, delta: float, steps: int = 1) -> di
 
     Raises:
         InvalidValue: an argument is out of range.
+
+    >>> from raydp.privacy import gaussian
+    >>> {name: round(value, 2) for name, value in gaussian.by_adjacency(4.0, delta=1e-5).items()}
+    {'add_remove': 0.93, 'replace_one': 1.99}
     """
     steps = _validate.integer("steps", steps, low=1)
     root = math.sqrt(steps) / _validate.positive("noise_multiplier", noise_multiplier)

@@ -233,6 +233,22 @@ class LedgerWriter(LedgerRecorder):
         LedgerRefusal: the file is the ledger of another plan, or another process is writing to it.
         CorruptFile: the file is damaged before its last line.
         RaydpError: the file cannot be written.
+
+    >>> import tempfile
+    >>> from raydp.privacy import Budget, Ledger, LedgerWriter, PhaseSpec, calibrate
+    >>> spec = PhaseSpec(name="train", steps=2, batch_size=50, population=500, clip_norm=1.0)
+    >>> plan = calibrate(budget=Budget(epsilon=1.0, delta=1e-5), phases=[spec], cross_check=())
+    >>> path = f"{tempfile.mkdtemp()}/ledger.jsonl"
+    >>> with LedgerWriter(path, plan) as ledger:
+    ...     for step in range(2):
+    ...         ledger.record("train", step)
+    >>> Ledger.read(path).epsilon().upper == plan.epsilon.upper
+    True
+    >>> with LedgerWriter(path, plan) as ledger:
+    ...     ledger.record("train", 2)
+    Traceback (most recent call last):
+        ...
+    raydp.errors.LedgerRefusal: Phase 'train' has 2 steps in its plan; step 2 (counted from 0) would overspend. ...
     """
 
     def __init__(self, path: str | os.PathLike[str], plan: Plan) -> None:

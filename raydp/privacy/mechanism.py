@@ -37,6 +37,10 @@ class Mechanism:
         sample_rate: q in (0, 1], the probability with which each example enters a step. q = 1 is the Gaussian
             mechanism on all data.
         steps: T >= 1, an integer. A one-shot Gaussian is q = 1, T = 1.
+
+    >>> from raydp.privacy import Mechanism
+    >>> Mechanism(noise_multiplier=1.1, sample_rate=256 / 4000, steps=125)
+    Mechanism(noise_multiplier=1.1, sample_rate=0.064, steps=125)
     """
 
     noise_multiplier: float
@@ -64,6 +68,10 @@ class PhaseSpec:
         calibration: ``exact`` solves for the least noise; ``classical`` takes the classical formula of the Gaussian
             mechanism, for the only phase of a plan and on all data (q = 1). A classical plan spends what its
             certificate says, which is less than the budget; where it would be more, there is none.
+
+    >>> from raydp.privacy import PhaseSpec
+    >>> PhaseSpec(name="train", steps=125, batch_size=256, population=4000, clip_norm=1.0).sample_rate
+    0.064
     """
 
     name: str

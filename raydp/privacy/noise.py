@@ -69,6 +69,13 @@ class NoiseKey:
     Attributes:
         is_insecure: the key was made from a known seed (:meth:`insecure`), so nothing it noised is private. It is
             inherited by derived keys and survives :meth:`save`.
+
+    >>> from raydp.privacy import NoiseKey
+    >>> key = NoiseKey.generate()
+    >>> key.is_insecure, key.rounded_normals(3, 1e6, "train", 0).shape
+    (False, (3,))
+    >>> bool((key.rounded_normals(3, 1e6, "train", 0) == key.rounded_normals(3, 1e6, "train", 0)).all())  # a replay
+    True
     """
 
     __slots__ = ("__secret", "is_insecure")
@@ -232,6 +239,12 @@ def poisson_sample(key: NoiseKey, phase: Phase, step: int, members: np.ndarray |
 
     Raises:
         InvalidValue: the phase has no such step.
+
+    >>> from raydp.privacy import NoiseKey, Phase, PhaseSpec, poisson_sample
+    >>> spec = PhaseSpec(name="train", steps=10, batch_size=3, population=30, clip_norm=1.0)
+    >>> phase = Phase(spec=spec, noise_multiplier=1.0)
+    >>> [len(poisson_sample(NoiseKey.insecure(0), phase, step)) for step in range(6)]
+    [4, 2, 3, 1, 3, 3]
     """
     step = _validate.integer(f"{phase.name}.step", step, low=0, high=phase.steps - 1)
     count = phase.spec.population if members is None else len(members)

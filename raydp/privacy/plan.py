@@ -25,6 +25,10 @@ class Interval:
         lower, estimate, upper: the true epsilon lies in [lower, upper]; 0 <= lower <= estimate <= upper.
         accountant: the back end that answered.
         fallback: None, or why another back end than the one asked for had to answer.
+
+    >>> from raydp.privacy import Interval
+    >>> Interval(lower=2.9, estimate=2.95, upper=3.0, accountant="prv").upper
+    3.0
     """
 
     lower: float
@@ -73,6 +77,12 @@ class Plan:
     Raises:
         InvalidValue: no phase, two phases of one name, no certificate by the accountant, or an upper bound
             above the budget, at any of its points.
+
+    >>> from raydp.privacy import Budget, PhaseSpec, calibrate
+    >>> once = PhaseSpec(name="embed", steps=1, batch_size=500, population=500, clip_norm=1.0)
+    >>> plan = calibrate(budget=Budget(epsilon=1.0, delta=1e-5), phases=[once])
+    >>> round(plan.phase("embed").noise_multiplier, 3), plan.steps, plan.exhausts
+    (3.731, 1, True)
     """
 
     budget: Budget

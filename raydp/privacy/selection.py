@@ -40,6 +40,10 @@ class Public:
     Attributes:
         data: the name of the public (or synthetic) data that trials train and are compared on, which every result
             repeats; None: the search's own data set.
+
+    >>> from raydp.privacy.selection import Public
+    >>> Public(data="mnist5k").theorem
+    'No private data in the search: choosing is post-processing of public information.'
     """
 
     data: str | None = None
@@ -60,7 +64,12 @@ class Public:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """Everything that ever started is composed. The default: it holds for every sampler and every onlooker."""
+    """Everything that ever started is composed. The default: it holds for every sampler and every onlooker.
+
+    >>> from raydp.privacy.selection import Composition
+    >>> Composition().to_json()
+    {'rule': 'composition'}
+    """
 
     rule: ClassVar[str] = "composition"
     theorem: ClassVar[str] = (
@@ -81,6 +90,12 @@ class RandomStopping:
         runs: the distribution of the number of trials.
         keep_losers: keep the private store (mode 0700) of all trials after the release; False destroys it. Whoever
             sees it voids the guarantee.
+
+    >>> from raydp.privacy.selection import RandomStopping
+    >>> from raydp.privacy.stopping import NegativeBinomial
+    >>> rule = RandomStopping(runs=NegativeBinomial.with_mean(eta=1, mean=10))
+    >>> rule.rule, rule.keep_losers
+    ('random_stopping', False)
     """
 
     runs: Runs
@@ -121,6 +136,10 @@ class Subsample:
             examples. ``all``: batch sizes, and the learning rate of ``sgd``, are multiplied by r, so that sample rate,
             steps and noise multiplier stay about as they were tuned (Koskela & Kulkarni 2023); ``sizes``: batch sizes
             alone; ``none``: it is kept as it is.
+
+    >>> from raydp.privacy.selection import Subsample
+    >>> Subsample(fraction=0.1).to_json()
+    {'rule': 'subsample', 'fraction': 0.1, 'final': 'rest', 'scaling': 'all'}
     """
 
     fraction: float
@@ -165,6 +184,14 @@ def parse(value: object) -> Selection:
 
     Raises:
         InvalidValue, UnknownName: the text names no rule, or has the wrong numbers.
+
+    >>> from raydp.privacy import selection
+    >>> selection.parse("composition")
+    Composition()
+    >>> selection.parse("subsample:0.1:all")
+    Subsample(fraction=0.1, final='all', scaling='all')
+    >>> round(selection.parse("geometric:10").runs.mean, 6)
+    10.0
     """
     if isinstance(value, Public | Composition | RandomStopping | Subsample):
         return value

@@ -145,7 +145,13 @@ def point_bound(epsilon: float, delta_run: float, runs: Runs) -> Bound:
 
 
 def pure_epsilon(epsilon: float, runs: NegativeBinomial) -> float:
-    """(2 + eta) epsilon: the search over runs that are purely epsilon-DP (Papernot & Steinke 2022, Corollary 3)."""
+    """(2 + eta) epsilon: the search over runs that are purely epsilon-DP (Papernot & Steinke 2022, Corollary 3).
+
+    >>> from raydp.privacy.selection_bounds import pure_epsilon
+    >>> from raydp.privacy.stopping import NegativeBinomial
+    >>> pure_epsilon(1.0, NegativeBinomial.with_mean(eta=1, mean=10))
+    3.0
+    """
     return (2 + runs.eta) * _validate.between("epsilon", epsilon, 0, 1e9)
 
 

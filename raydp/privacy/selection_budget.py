@@ -43,6 +43,13 @@ def trial_budget(rule: RandomStopping, budget: Budget) -> Budget:
 
     Raises:
         InvalidValue: the budget leaves too small a delta for a trial.
+
+    >>> from raydp.privacy import Budget, selection
+    >>> from raydp.privacy.selection_budget import released, trial_budget
+    >>> rule, budget = selection.parse("geometric:10"), Budget(epsilon=3.0, delta=1e-5)
+    >>> trial = trial_budget(rule, budget)
+    >>> round(trial.epsilon, 2), round(released(rule, trial).epsilon, 4)
+    (2.15, 3.0)
     """
     _check(rule, budget)
 

@@ -96,6 +96,11 @@ class NegativeBinomial(_Counts):
 
     Raises:
         InvalidValue: a value out of range.
+
+    >>> from raydp.privacy.stopping import NegativeBinomial
+    >>> geometric = NegativeBinomial.with_mean(eta=1, mean=10)
+    >>> round(geometric.gamma, 6), round(geometric.pmf(1), 6), geometric.quantile(0.5)
+    (0.1, 0.1, 7)
     """
 
     eta: float
@@ -164,6 +169,10 @@ class Poisson(_Counts):
 
     Attributes:
         mu: the mean, in [1, 1e5].
+
+    >>> from raydp.privacy.stopping import Poisson
+    >>> round(Poisson(mu=10).pmf(0), 7)
+    4.54e-05
     """
 
     mu: float

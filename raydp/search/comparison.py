@@ -130,7 +130,13 @@ def best_by_method(result: Result) -> dict[str, TrialRecord]:
 
 
 def method_differences(result: Result) -> list[Difference]:
-    """The best method − each other one, each at its best trial, by seed."""
+    """The best method − each other one, each at its best trial, by seed.
+
+    >>> from raydp.search.comparison import method_differences
+    >>> (found,) = method_differences(result)  # of the example of Result
+    >>> found.first, found.second, round(found.mean, 3), found.better
+    ('tp_topk', 'dp_sgd', 0.02, 'first')
+    """
     metric, mode = result.objectives[0]
     found = list(best_by_method(result).items())
     return [difference(found[0], other, metric, mode=mode, paired=True) for other in found[1:]]

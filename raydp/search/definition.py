@@ -48,6 +48,10 @@ class Resources:
         retries: how often a trial whose process died goes on from its checkpoint before it counts as failed.
         time_limit: seconds that a trial may work without a report. It is ended then as one that hangs, which counts as
             the death of its process. None waits for ever.
+
+    >>> from raydp import Resources
+    >>> Resources(num_workers=(1, 4), cpus_per_worker=2).workers
+    (1, 4)
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -147,6 +151,19 @@ class Search:
 
     Raises:
         InvalidValue, UnknownName: before anything is spent.
+
+    >>> from ray import tune
+    >>> import raydp
+    >>> search = raydp.Search(
+    ...     name="rates",
+    ...     data="digits",
+    ...     budget=raydp.Budget(epsilon=3.0, delta=1e-5),
+    ...     space={"learning_rate": tune.loguniform(0.25, 4.0)},
+    ...     fixed={"epochs": 8, "batch_size": 128},
+    ... )
+    >>> search.metrics, search.modes, search.model_name()
+    (('accuracy',), ('max',), 'mlp')
+    >>> search.run().best  # doctest: +SKIP
     """
 
     name: str
@@ -430,6 +447,19 @@ class Search:
         Raises:
             Infeasible: no noise multiplier exists; with the reason.
             InvalidValue, UnknownName: the config is not one of the method.
+
+        >>> from ray import tune
+        >>> import raydp
+        >>> search = raydp.Search(
+        ...     name="splits",
+        ...     method="tp_topk",
+        ...     data="digits",
+        ...     budget=raydp.Budget(epsilon=3.0, delta=1e-5),
+        ...     space={"warmup_share": tune.uniform(0.1, 0.6)},
+        ... )
+        >>> plan = search.plan_for({"warmup_share": 0.3})
+        >>> [phase.name for phase in plan.phases], 3.0 * (1 - 1e-4) <= plan.epsilon.upper <= 3.0
+        (['warmup', 'sparse'], True)
         """
         from raydp.privacy.cache import PlanCache
         from raydp.privacy.calibration import calibrate
@@ -488,6 +518,14 @@ class Search:
         Raises:
             UnknownName: no such name; near names are suggested.
             InvalidValue: the value does not have the field's type, or the space's function proposes that name.
+
+        >>> from ray import tune
+        >>> import raydp
+        >>> budget, space = raydp.Budget(epsilon=3.0, delta=1e-5), {"learning_rate": tune.loguniform(0.25, 4.0)}
+        >>> search = raydp.Search(name="rates", data="digits", budget=budget, space=space)
+        >>> changed = search.with_overrides({"budget.epsilon": "1", "learning_rate": "0.5", "trials": "3"})
+        >>> changed.budget.epsilon, changed.fixed["learning_rate"], changed.point_space.names, changed.trials
+        (1.0, 0.5, (), 3)
         """
         changes: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = {"budget": {}, "resources": {}}
@@ -536,7 +574,15 @@ class Search:
         return {"fixed": fixed, "space": space}
 
     def scaled(self, scale: str) -> Search:
-        """The search with its ``small`` or ``paper`` overrides applied."""
+        """The search with its ``small`` or ``paper`` overrides applied.
+
+        >>> from ray import tune
+        >>> import raydp
+        >>> budget, space = raydp.Budget(epsilon=3.0, delta=1e-5), {"learning_rate": tune.loguniform(0.25, 4.0)}
+        >>> search = raydp.Search(name="rates", data="digits", budget=budget, space=space, small={"trials": 2})
+        >>> search.scaled("small").trials
+        2
+        """
         _validate.one_of("scale", scale, ("small", "paper"))
         overrides = self.small if scale == "small" else self.paper
         if not overrides:

@@ -71,6 +71,24 @@ class Result:
         holdout_mechanisms: all releases of a private hold-out, merged; the source of :attr:`epsilon_holdout`.
         holdout_trial_budget: what each trial could release of a private hold-out under random stopping, else None.
         parts: what ran on a secret subsample, and what ran as the final run; None for other selections.
+
+    In these examples ``result`` is of a search over two methods and three learning rates, with three seeds a trial:
+
+    >>> result.best.key, result.best.config
+    ('t0004', {'method': 'tp_topk', 'learning_rate': 1.0})
+    >>> round(result.best.mean("accuracy"), 3), len(result.ranked)
+    (0.921, 6)
+    >>> result.epsilon_trial.upper <= result.budget.epsilon < result.epsilon_search.upper
+    True
+    >>> print(result.summary())
+    made: 6 trials (6 complete)
+    best: t0004  accuracy = 0.921 ± 0.001
+      method=tp_topk learning_rate=1
+    measured on: digits (public benchmark, 360 examples)
+    epsilon of the trial: 2.99... at most by pld (target 3, delta 1e-05, add_remove)
+    epsilon of the whole search: 10.2... at most by pld, selection composition (all that ran: 18 runs)
+    >>> result.plot_methods().axes[0].get_xlabel()
+    'accuracy'
     """
 
     directory: Path
@@ -271,7 +289,12 @@ class Result:
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row a trial; the columns of trials.parquet (see the module)."""
+        """One row a trial; the columns of trials.parquet (see the module).
+
+        >>> table = result.to_pandas()  # of the example above
+        >>> len(table), table.loc[4, "key"], table.loc[4, "config.method"]
+        (6, 't0004', 'tp_topk')
+        """
         import pandas as pd
 
         return self._table().to_pandas(types_mapper={pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}.get)

@@ -84,6 +84,14 @@ def resume(
     Args:
         directory: the run directory.
         extra_trials: trials to add to those that the search defines.
+
+    >>> import pathlib
+    >>> import raydp
+    >>> raydp.resume(pathlib.Path("runs/quickstart-1"), extra_trials=6)  # doctest: +SKIP
+    >>> raydp.resume(pathlib.Path("nowhere"))
+    Traceback (most recent call last):
+        ...
+    raydp.errors.InvalidValue: run directory = ...: must be a directory that raydp made (it has no raydp.json). ...
     """
     opened = RunDirectory.open(directory)
     search = stored_search(opened)

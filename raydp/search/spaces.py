@@ -79,6 +79,12 @@ class Space:
         function: the define-by-run function, or None for a dictionary space.
         computed: names that the function returns beside its suggestions.
         dynamic: suggested names whose distribution differs between probes, or which not every probe suggests.
+
+    >>> from ray import tune
+    >>> from raydp.search.spaces import Space
+    >>> space = Space.from_definition({"learning_rate": tune.loguniform(0.25, 4.0), "momentum": 0.9})
+    >>> space.names, space.constants, space.centre()
+    (('learning_rate', 'momentum'), {'momentum': 0.9}, {'learning_rate': 1.0, 'momentum': 0.9})
     """
 
     distributions: Mapping[str, BaseDistribution]

@@ -39,6 +39,14 @@ def task(name: str) -> Task:
     Raises:
         UnknownName: there is none of that name; near names are suggested. InvalidValue: a weight is no positive number,
             or the name is not that of a task.
+
+    >>> from raydp.tasks import task
+    >>> task("classification:weights=1,5").weights
+    (1.0, 5.0)
+    >>> task("regresion")
+    Traceback (most recent call last):
+        ...
+    raydp.errors.UnknownName: task = 'regresion' does not exist. Did you mean regression?
     """
     if name.startswith(_WEIGHTED):
         return Classification(weights=_weights(name))

@@ -19,7 +19,13 @@ from raydp.tasks.base import HeldOut, InputShape, Task, outputs_of, refuse
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum (not mean) of the examples' cross-entropies, in nats, for logits (n, K) and labels (n,)."""
+    """Sum (not mean) of the examples' cross-entropies, in nats, for logits (n, K) and labels (n,).
+
+    >>> import torch
+    >>> from raydp.tasks import cross_entropy_sum
+    >>> round(float(cross_entropy_sum(torch.zeros(3, 2), torch.tensor([0, 1, 1]))), 4)  # 3 log 2
+    2.0794
+    """
     return F.cross_entropy(logits, labels, reduction="sum")
 
 
@@ -34,6 +40,13 @@ class Classification(Task):
     Args:
         weights: public constants by which the loss of each class is multiplied; None for 1. They must not be computed
             from private labels.
+
+    >>> import torch
+    >>> from raydp.tasks import Classification
+    >>> task = Classification(weights=(1.0, 5.0))
+    >>> logits, labels = torch.zeros(2, 2), torch.tensor([0, 1])
+    >>> round(float(task.loss(logits, labels)), 4)  # 6 log 2
+    4.1589
     """
 
     name = "classification"

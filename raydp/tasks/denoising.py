@@ -61,6 +61,15 @@ class Denoising(Task):
         name: of the task.
         images: generated for the metrics.
         sampling_steps: evaluations of the model for a generated image (DDIM).
+
+    >>> import numpy as np
+    >>> import torch
+    >>> from raydp.tasks import TASKS
+    >>> task = TASKS["denoising"]
+    >>> draw = task.draw(4, (1, 8, 8), np.random.default_rng(0))
+    >>> inputs, noise = task.examples(torch.zeros(4, 1, 8, 8), torch.zeros(4), draw)
+    >>> inputs.shape, noise.shape  # the time is a further channel
+    (torch.Size([4, 2, 8, 8]), torch.Size([4, 1, 8, 8]))
     """
 
     metrics: ClassVar[Mapping[str, str]] = {"frechet": "min", "kid": "min", "loss": "min"}

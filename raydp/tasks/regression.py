@@ -16,6 +16,11 @@ class Regression(Task):
 
     Where the data are synthetic and linear, their true parameters w are known, and the error of the model's own
     parameters is a metric too.
+
+    >>> import torch
+    >>> from raydp.tasks import Regression
+    >>> float(Regression().loss(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])))
+    5.0
     """
 
     name = "regression"

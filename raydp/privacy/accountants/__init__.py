@@ -67,6 +67,11 @@ def epsilon(
     Raises:
         InvalidValue: delta out of range, or the epsilon is not finite (sigma too small to bound).
         UnknownName: no such accountant or adjacency.
+
+    >>> from raydp.privacy import Mechanism, epsilon
+    >>> bounds = epsilon([Mechanism(noise_multiplier=1.0, sample_rate=0.01, steps=1000)], delta=1e-5)
+    >>> bounds.lower <= bounds.estimate <= bounds.upper, round(bounds.upper, 2)
+    (True, 1.83)
     """
     _validate.one_of("accountant", accountant, ACCOUNTANTS)
     _validate.one_of("adjacency", adjacency, ADJACENCIES)
