@@ -9,7 +9,8 @@ s·sqrt(-2 ln u)·cos(2πv) and s·sqrt(-2 ln u)·sin(2πv) are two independent 
 Ann. Math. Statist. 29, 1958). They are computed in float64 to an absolute error below s·2^-43. Where the nearest
 integer depends on that error, or a uniform lies within 2^-18 of 0 or 1, 128 further bits are read for each uniform and
 everything is computed again to 256 bits. So the integer that is returned is the rounding of the *real* normal, but for
-an event of probability below 2^-100 a draw. Floating-point arithmetic decides how long it takes and nothing else.
+an event of probability below 2^-100 a draw. Floating-point arithmetic, whose sines and how many threads compute them,
+decides how long it takes and nothing else.
 
 The error of the fast path, for u in [2^-18, 1 - 2^-18] and r = sqrt(-2 ln u) in [2^-8.5, 5]: the 64 bits leave u open
 by 2^-64 and float64 rounds it by 2^-54 at most, so ln u is off by 2^-54 near u = 1, where r is 2^-8.5, and by 2^-46
@@ -19,12 +20,16 @@ few units in the last place of numbers below 8. A test compares with 256 bits.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from raydp import _validate
@@ -35,7 +40,8 @@ LARGEST_FAST_SCALE = 2.0**30
 _ERROR = 2.0**-43  # absolute, of the fast path's standard normals
 _EDGE = 2.0**-18
 _MORE_BITS = 128
-_PAIRS_AT_ONCE = 2**13  # stays in the processor's caches; part of what a draw is
+_PAIRS_IN_A_BLOCK = 2**13  # part of what a draw is
+_BLOCKS_AT_ONCE = 2  # stays in the processor's caches, and below what torch cuts between threads
 
 
 class Stream:
@@ -58,7 +64,7 @@ class Stream:
 
     def words(self, count: int) -> np.ndarray:
         """The next ``count`` words, uniform uint64."""
-        return np.frombuffer(self.read(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+        return np.frombuffer(bytearray(self.read(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 
     def random(self, size: int | tuple[int, ...] = ()) -> np.ndarray:
         """Uniform float64 in [0, 1), multiples of 2^-53, of the given shape."""
@@ -85,11 +91,21 @@ class Stream:
         """
         scale = _validate.between("scale", scale, 0, 2.0**57, low_open=True)
         pairs = (count + 1) // 2
-        pieces = [
-            self._rounded_pairs(start, min(_PAIRS_AT_ONCE, pairs - start), scale)
-            for start in range(0, pairs, _PAIRS_AT_ONCE)
-        ]
-        return np.concatenate([*pieces, np.empty(0, dtype=np.int64)])[:count]
+        found = np.empty(2 * pairs, dtype=np.int64)
+        pieces = list(_pieces(pairs))
+        threads = min(torch.get_num_threads(), len(pieces) // 2)
+
+        def draw(start: int, words: np.ndarray) -> None:
+            found[2 * start : 2 * start + words.size] = self._rounded_blocks(start, words, scale)
+
+        # Whole pieces by threads of our own, not parts of single operations by torch's (and MKL's): those wait for one
+        # another after each operation, which takes a hundred times as long where another process has a core.
+        with _undivided(), ThreadPoolExecutor(max(1, threads)) as pool:
+            for first in range(0, len(pieces), 32):  # so few words at a time
+                some = pieces[first : first + 32]
+                words = (self.words(math.prod(shape)).reshape(shape) for _, shape in some)
+                list((pool.map if threads > 1 else map)(draw, [start for start, _ in some], words))
+        return found[:count]
 
     def integers(self, low: int, high: int, size: int | tuple[int, ...] = ()) -> np.ndarray:
         """Uniform int64 in [low, high), to a relative (high - low)·2^-53."""
@@ -104,22 +120,23 @@ class Stream:
         draws = self.rounded_normals(count, LARGEST_FAST_SCALE) / LARGEST_FAST_SCALE
         return draws.astype(dtype, copy=False).reshape(size)
 
-    def _rounded_pairs(self, start: int, pairs: int, scale: float) -> np.ndarray:
-        """The pairs from place ``start`` on: all cosines, then all sines, int64 (2·pairs,)."""
-        first, second = self.words(pairs), self.words(pairs)
-        uniform = first * 2.0**-64
-        radius = scale * np.sqrt(-2.0 * np.log(np.maximum(uniform, 2.0**-64)))
-        angle = second * (2.0 * math.pi * 2.0**-64)
-        exact = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        rounded = np.rint(exact)
-        distance = np.abs(exact - rounded)
-        doubtful = set((np.flatnonzero(distance > 0.5 - scale * _ERROR) % pairs).tolist())
-        doubtful.update(np.flatnonzero((uniform < _EDGE) | (uniform > 1 - _EDGE)).tolist())
-        found = rounded.astype(np.int64)
-        for place in sorted(doubtful):
-            long = self._long_pair(start + place, int(first[place]), int(second[place]), scale)
-            found[place], found[pairs + place] = long
-        return found
+    def _rounded_blocks(self, start: int, words: np.ndarray, scale: float) -> np.ndarray:
+        """Pairs from place ``start`` on, int64 (words,), of uint64 words (blocks, 2, pairs).
+
+        A block holds the words of all its first uniforms, then of all its second ones; and all its cosines, then all
+        its sines.
+        """
+        pairs = words.shape[2]
+        uniform, exact = standard_pairs(words)
+        exact *= scale
+        rounded = exact.round()
+        found = rounded.to(torch.int64).numpy()
+        distance = exact.sub_(rounded).abs_().amax(dim=1)
+        doubtful = (distance > 0.5 - scale * _ERROR) | (uniform < _EDGE) | (uniform > 1 - _EDGE)
+        for block, place in np.argwhere(doubtful.numpy()).tolist():
+            first, second = (int(word) for word in words[block, :, place])
+            found[block, :, place] = self._long_pair(start + block * pairs + place, first, second, scale)
+        return found.reshape(-1)
 
     def _long_pair(self, pair: int, first: int, second: int, scale: float) -> tuple[int, int]:
         """One pair to 256 bits; its further bits belong to the pair's place, whatever else is drawn."""
@@ -133,6 +150,50 @@ class Stream:
             bits=64 + _MORE_BITS,
             scale=scale,
         )
+
+
+@contextlib.contextmanager
+def _undivided() -> Iterator[None]:
+    """Inside, torch does not cut operations between threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _pieces(pairs: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Where a piece begins, and the shape of its words: (blocks, 2, pairs of a block). The last block may be short."""
+    start = 0
+    while start < pairs:
+        size = min(_PAIRS_IN_A_BLOCK, pairs - start)
+        blocks = max(1, min(_BLOCKS_AT_ONCE, (pairs - start) // _PAIRS_IN_A_BLOCK))
+        yield start, (blocks, 2, size)
+        start += blocks * size
+
+
+def standard_pairs(words: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs of standard normals of pairs of words, in float64.
+
+    torch computes them by the vector instructions of the processor, numpy one by one.
+
+    Args:
+        words: uint64 (blocks, 2, pairs), of the first and of the second uniforms.
+
+    Returns:
+        The first uniforms (blocks, pairs), and the cosines and sines (blocks, 2, pairs), which are right to an absolute
+        2^-43 where the uniform is not within 2^-18 of 0 or 1.
+    """
+    numbers = torch.from_numpy(words.view(np.int64))
+    # torch has signed words: the first lose their last bit, the second stand for an angle in [-π, π).
+    uniform = numbers[:, 0].bitwise_right_shift(1).bitwise_and_(2**63 - 1).double().mul_(2.0**-63)
+    radius = uniform.clamp(min=2.0**-64).log_().mul_(-2.0).sqrt_()
+    angle = numbers[:, 1].double().mul_(2.0 * math.pi * 2.0**-64)
+    pairs = torch.empty(words.shape, dtype=torch.float64)
+    torch.mul(radius, angle.cos(), out=pairs[:, 0])
+    torch.mul(radius, angle.sin_(), out=pairs[:, 1])
+    return uniform, pairs
 
 
 def long_pair(first: int, second: int, *, bits: int, scale: float) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -85,8 +86,7 @@ def test_the_error_of_the_fast_path_is_below_what_is_claimed() -> None:
         ]
     )
     second = generator.integers(0, 2**64 - 1, len(first), dtype=np.uint64)
-    radius = np.sqrt(-2.0 * np.log(first * 2.0**-64))
-    angle = second * (2.0 * math.pi * 2.0**-64)
+    _, (found,) = stream.standard_pairs(np.stack([first, second])[None])
     context = mpmath.MPContext()
     context.prec = 300
     worst = 0.0
@@ -94,8 +94,8 @@ def test_the_error_of_the_fast_path_is_below_what_is_claimed() -> None:
         for offset in (0, 1):  # the further bits may be anything in between
             u = context.ldexp(int(first[place]) + offset, -64)
             r, a = context.sqrt(-2 * context.log(u)), 2 * context.pi * context.ldexp(int(second[place]) + offset, -64)
-            worst = max(worst, abs(float(r * context.cos(a) - radius[place] * np.cos(angle[place]))))
-            worst = max(worst, abs(float(r * context.sin(a) - radius[place] * np.sin(angle[place]))))
+            worst = max(worst, abs(float(r * context.cos(a) - float(found[0, place]))))
+            worst = max(worst, abs(float(r * context.sin(a) - float(found[1, place]))))
     assert worst < stream._ERROR / 2
 
 
@@ -122,6 +122,19 @@ def test_uniforms_at_the_ends_of_the_interval_take_the_long_path() -> None:
         ends.low = low  # type: ignore[attr-defined]
         found = np.abs(ends.rounded_normals(2, 2.0**22)).max()
         assert found > 9.4 * 2**22 if low else found < 2**-31 * 2**22 + 1
+
+
+@pytest.mark.parametrize("count", [1, 16_384, 16_385, 80_000, 700_001])
+def test_neither_threads_nor_pieces_change_a_draw(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Stream(SECRET).rounded_normals(count, 2.0**22)
+    monkeypatch.setattr(stream, "_BLOCKS_AT_ONCE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shared = Stream(SECRET)
+    assert np.array_equal(shared.rounded_normals(count, 2.0**22), alone)
+    # The stream is read on where a single thread would read on.
+    after = Stream(SECRET)
+    after.words(2 * ((count + 1) // 2))
+    assert shared.read(8) == after.read(8)
 
 
 @settings(max_examples=20, deadline=None)
