@@ -522,7 +522,7 @@ def describe(
     target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
 ) -> None:
     """Draft the description of a table of your own, to fill in: raydp describe visits.parquet > visits.toml."""
-    from raydp.data.table import draft
+    from raydp.data.drafts import draft
 
     typer.echo(draft(files, target), nl=False)
 

@@ -12,7 +12,7 @@ from raydp.data import families, regression
 from raydp.data.parquet import read_images
 from raydp.data.sources import bundled_public, catalogue, table_as_public
 from raydp.data.table import is_table
-from raydp.data.types import PrivateData, PublicData
+from raydp.data.types import PrivateData, PublicData, described_targets
 from raydp.errors import InvalidValue, UnknownName
 
 _FILES = ("public.parquet", "train.parquet", "val.parquet", "test.parquet")
@@ -66,6 +66,7 @@ def load_public(
         inputs=public.inputs[chosen],
         targets=public.targets[chosen],
         num_classes=public.num_classes,
+        labels=public.labels,
     )
 
 
@@ -80,6 +81,7 @@ def _limited_sets(public: PublicData, sets: Tensor, limit: int) -> PublicData:
         inputs=public.inputs,
         targets=public.targets,
         num_classes=public.num_classes,
+        labels=public.labels,
         sets=sets[:limit],
     )
 
@@ -97,7 +99,7 @@ def _read(path: Path) -> PublicData:
 
 
 def check_public(public: PublicData, private: PrivateData) -> None:
-    """Refuse a public set of another shape than the private one, or one that shares inputs with it.
+    """Refuse a public set of other shapes than the private one, or one that shares inputs with it.
 
     Raises:
         InvalidValue: both shapes are named; or the number of shared images and their first positions.
@@ -108,6 +110,14 @@ def check_public(public: PublicData, private: PrivateData) -> None:
             public.input_shape,
             f"must hold inputs of the shape {private.input_shape} of the private set {private.name!r}",
             f"Convert the inputs of {public.name!r}.",
+        )
+    if public.labels != private.labels:
+        raise InvalidValue(
+            "public",
+            described_targets(public.num_classes, public.labels),
+            f"must have targets like those of the private set {private.name!r}: "
+            f"{described_targets(private.num_classes, private.labels)}",
+            "Choose public examples of the same labels.",
         )
     shared = private.shared_with(public)
     if shared:

@@ -26,7 +26,7 @@ from raydp.data import families, regression
 from raydp.data.columns import read_rows
 from raydp.data.parquet import read_images, read_labels
 from raydp.data.table import is_table, read_table
-from raydp.data.types import PrivateData, PublicData
+from raydp.data.types import PrivateData, PublicData, described_targets
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
 HoldoutVisibility = Literal["public benchmark", "private hold-out", "synthetic"]
@@ -172,7 +172,7 @@ def task_of(name_or_path: str) -> str:
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
     path = Path(name_or_path).expanduser()
     if is_table(path) and path.is_file():
-        return "regression" if read_table(path).num_classes is None else "classification"
+        return read_table(path).task
     return "denoising" if families.is_member(path) or families.is_family(path) else "classification"
 
 
@@ -291,19 +291,20 @@ def _load_table(path: Path, limit: int | None, stamps: tuple[tuple[int, int], ..
             )
         held_inputs, held_targets, inputs, targets = inputs[held], targets[held], inputs[~held], targets[~held]
     inputs, targets = _limited(table.name, inputs, targets, limit)
-    classes = table.num_classes
+    classes, labels = table.num_classes, table.labels
     kind = "images" if table.image else f"rows of {inputs.shape[1]} inputs"
-    goal = "a number" if classes is None else f"{classes} classes"
+    goal = described_targets(classes, labels)
+    held_name = f"{table.name} hold-out"
     return Dataset(
         name=table.name,
-        private=PrivateData(name=table.name, inputs=inputs, targets=targets, num_classes=classes),
+        private=PrivateData(name=table.name, inputs=inputs, targets=targets, num_classes=classes, labels=labels),
         holdout=PublicData(
-            name=f"{table.name} hold-out", inputs=held_inputs, targets=held_targets, num_classes=classes
+            name=held_name, inputs=held_inputs, targets=held_targets, num_classes=classes, labels=labels
         ),
         normalization=_UNKNOWN if table.image else Normalization(mean=(0.0,), std=(1.0,)),
         summary=f"{len(inputs):,} private and {len(held_inputs):,} held-out {kind} of {table.name}, {goal}",
         holdout_visibility="public benchmark" if table.public_holdout else "private hold-out",
-        task="regression" if classes is None else "classification",
+        task=table.task,
     )
 
 
@@ -311,7 +312,9 @@ def table_as_public(path: Path) -> PublicData:
     """The training rows of a described table, as public data."""
     table = read_table(path)
     inputs, targets = read_rows(table, table.train)
-    return PublicData(name=table.name, inputs=inputs, targets=targets, num_classes=table.num_classes)
+    return PublicData(
+        name=table.name, inputs=inputs, targets=targets, num_classes=table.num_classes, labels=table.labels
+    )
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,6 +9,8 @@
     [target]
     column = "readmitted"
     values = ["no", "yes"]            # the classes, in order; or groups = [[0], [1, 2, 3]]; or kind = "number"
+                                      # several yes/no labels: columns = ["cough", "fever"], a column each; or
+                                      # column = "findings" with labels = ["cough", "fever"], lists of 0 and 1
 
     [features.age]
     low = 18                          # a public range: numbers are mapped to [-1, 1], and cut off at its ends
@@ -28,15 +30,13 @@
     kind = "image"                    # then it is the only feature; encoded, or lists of pixels
 
 Ranges and vocabularies are public constants that a person writes down. Computed from the private rows they would be an
-unaccounted release, so nothing here computes them (:func:`draft` leaves them open).
+unaccounted release, so nothing here computes them (:func:`raydp.data.drafts.draft` leaves them open).
 """
 
 from __future__ import annotations
 
-import json
-import math
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -45,89 +45,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raydp import _validate
+from raydp.data.kinds import Category, Classes, Labels, Number, Quantity
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
-
-Value = str | int | float | bool
-_LARGEST_MAGNITUDE = 1e30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """A feature of one number, or of a list of ``length`` numbers, with a public range.
-
-    Attributes:
-        low, high: of the range; values beyond are cut off.
-        missing: stands for a missing value; None refuses one.
-        length: of the lists; None for single numbers.
-    """
-
-    low: float
-    high: float
-    missing: float | None = None
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            _validate.between(name, getattr(self, name), -_LARGEST_MAGNITUDE, _LARGEST_MAGNITUDE)
-        if not self.low < self.high:
-            raise InvalidValue(
-                "high", self.high, f"must exceed low = {self.low}", "Give the public range of the column."
-            )
-        if self.missing is not None:
-            _validate.between("missing", self.missing, self.low, self.high)
-        if self.length is not None:
-            _validate.integer("length", self.length, low=1)
-
-    @property
-    def width(self) -> int:
-        """Model inputs that it makes."""
-        return self.length or 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Category:
-    """A feature out of a public vocabulary; each value is an input of its own, 0 or 1.
-
-    Attributes:
-        values: the vocabulary, of one type.
-        other: the one that stands for values that are not listed, and for missing ones; None refuses them.
-    """
-
-    values: tuple[Value, ...]
-    other: Value | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _vocabulary("values", self.values))
-        if self.other is not None and self.other not in self.values:
-            raise InvalidValue("other", self.other, f"must be one of values = {list(self.values)}", "Add it there.")
-
-    @property
-    def width(self) -> int:
-        """Model inputs that it makes."""
-        return len(self.values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classes:
-    """A target of classes: class i is any of the values ``groups[i]``."""
-
-    groups: tuple[tuple[Value, ...], ...]
-
-    def __post_init__(self) -> None:
-        if len(self.groups) < 2:
-            raise InvalidValue("target.values", self.groups, "must name two classes or more", "Name them in order.")
-        _vocabulary("target.groups", tuple(value for group in self.groups for value in group))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """A target of numbers with a public range, mapped to [-1, 1] and cut off at its ends; metrics are on that scale."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        Number(low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +57,8 @@ class Table:
         name: of the file.
         train, test: Parquet files; no test files hold a part of the others out.
         public_holdout: whether the held-out rows may be measured without noise.
-        target: its column, and what it holds.
+        targets: the columns of the target; one, or one a label.
+        target_kind: what they hold.
         features: column -> what it holds; or the one column of images.
         image: the column of images, or None.
     """
@@ -147,15 +67,27 @@ class Table:
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     public_holdout: bool
-    target: str
-    target_kind: Classes | Quantity
+    targets: tuple[str, ...]
+    target_kind: Classes | Quantity | Labels
     features: Mapping[str, Number | Category]
     image: str | None
 
     @property
     def num_classes(self) -> int | None:
-        """Of the target; None where it is a number."""
+        """Of the target; None where it is something else."""
         return len(self.target_kind.groups) if isinstance(self.target_kind, Classes) else None
+
+    @property
+    def labels(self) -> int | None:
+        """Yes/no labels of the target; None where it is something else."""
+        return len(self.target_kind.names) if isinstance(self.target_kind, Labels) else None
+
+    @property
+    def task(self) -> str:
+        """What a model of these data is for."""
+        if self.labels is not None:
+            return "multilabel"
+        return "regression" if self.num_classes is None else "classification"
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -189,16 +121,17 @@ def read_table(path: Path) -> Table:
         if key not in record:
             raise InvalidValue(str(path), sorted(record), f"must have {key}", "raydp describe FILE drafts one.")
     _validate.one_of(f"{path}: holdout", record.get("holdout", "private"), ("private", "public"))
-    target, kind = _target(path, record["target"])
+    targets, kind = _target(path, record["target"])
     features, image = _features(path, record["features"])
-    if target in features or target == image:
-        raise InvalidValue(f"{path}: features", target, "is the target", "Leave it out of the features.")
+    for target in targets:
+        if target in features or target == image:
+            raise InvalidValue(f"{path}: features", target, "is the target", "Leave it out of the features.")
     table = Table(
         name=path.stem,
         train=_matching(path, "train", record["train"]),
         test=_matching(path, "test", record["test"]) if "test" in record else (),
         public_holdout=record.get("holdout", "private") == "public",
-        target=target,
+        targets=targets,
         target_kind=kind,
         features=features,
         image=image,
@@ -208,62 +141,44 @@ def read_table(path: Path) -> Table:
     return table
 
 
-def draft(files: Sequence[Path], target: str | None = None) -> str:
-    """A description of Parquet files to fill in: their columns and types, and no number computed from a row.
-
-    Raises:
-        UnknownName: there is no such target column.
-    """
-    schema = _schema(files[0])
-    names = [name for name in schema.names if not name.startswith("__")]
-    chosen = target if target is not None else names[-1]
-    if chosen not in names:
-        raise UnknownName("target", chosen, names)
-    train = str(files[0]) if len(files) == 1 else [str(file) for file in files]
-    lines = [
-        "# Ranges and vocabularies are public: write down what is known of the column, not what stands in the rows.",
-        f"train = {_toml(train)}",
-        '# test = "test.parquet"     # without it, a sixth of the rows is held out',
-        'holdout = "private"         # "public" only if the held-out rows are no one\'s secret',
-        "",
-        "[target]",
-        f"column = {_toml(chosen)}",
-    ]
-    if pa.types.is_floating(schema.field(chosen).type):
-        lines += ['kind = "number"', "low =", "high ="]
-    else:
-        lines += ["values = []               # the classes, in order"]
-    for name in names:
-        if name != chosen:
-            lines += ["", f"[features.{_toml(name)}]", *_draft_of(schema.field(name).type)]
-    return "\n".join(lines) + "\n"
-
-
-def _draft_of(kind: pa.DataType) -> list[str]:
-    if pa.types.is_struct(kind) or pa.types.is_binary(kind):
-        return ['kind = "image"            # then remove the other features']
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return ["low =", "high =", "# missing = 0              # stands for a missing value"]
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return ["low =", "high =", "length ="]
-    return ["values = []", '# other = "other"          # stands for values that are not listed']
-
-
-def _target(path: Path, record: Any) -> tuple[str, Classes | Quantity]:
+def _target(path: Path, record: Any) -> tuple[tuple[str, ...], Classes | Quantity | Labels]:
     where = f"{path}: target"
-    found = _fields(where, record, ("column", "kind", "values", "groups", "low", "high"))
+    found = _fields(where, record, ("column", "columns", "kind", "labels", "values", "groups", "low", "high"))
+    if "columns" in found or "labels" in found:
+        return _labels(where, found)
     column = found.get("column")
     if not isinstance(column, str):
         raise InvalidValue(f"{where}.column", column, "must name a column", 'Write column = "label".')
     kind = _validate.one_of(f"{where}.kind", found.get("kind", "classes"), ("classes", "number"))
     try:
         if kind == "number":
-            return column, Quantity(low=found["low"], high=found["high"])
+            return (column,), Quantity(low=found["low"], high=found["high"])
         groups = found["groups"] if "groups" in found else [[value] for value in found["values"]]
-        return column, Classes(groups=tuple(tuple(group) for group in groups))
+        return (column,), Classes(groups=tuple(tuple(group) for group in groups))
     except (KeyError, TypeError):
         wanted = "low and high" if kind == "number" else "values = [first, second, …] or groups = [[…], […]]"
         raise InvalidValue(where, sorted(found), f"needs {wanted}", "Write what is publicly known of it.") from None
+
+
+def _labels(where: str, found: dict[str, Any]) -> tuple[tuple[str, ...], Labels]:
+    """Several yes/no labels: ``columns``, or ``column`` with ``labels``."""
+    listed = "labels" in found
+    for key in found:
+        _validate.one_of(f"field of {where}, several labels", key, ("column", "columns", "labels", "values"))
+    if listed == ("columns" in found) or listed != isinstance(found.get("column"), str):
+        raise InvalidValue(
+            where,
+            sorted(found),
+            "must name the columns of several labels, or one column and the labels in its lists",
+            'Write columns = ["a", "b"], or column = "findings" with labels = ["a", "b"].',
+        )
+    try:
+        kind = Labels(names=found["labels" if listed else "columns"], values=found.get("values"), listed=listed)
+    except InvalidValue as error:
+        raise InvalidValue(f"{where}.{error.field}", error.value, error.rule, error.remedy) from None
+    if not all(isinstance(name, str) for name in kind.names):
+        raise InvalidValue(where, list(kind.names), "must be names", 'Write them as texts: ["a", "b"].')
+    return ((found["column"],) if listed else kind.names), kind
 
 
 def _features(path: Path, record: Any) -> tuple[dict[str, Number | Category], str | None]:
@@ -301,17 +216,6 @@ def _fields(where: str, record: Any, known: tuple[str, ...]) -> dict[str, Any]:
     return dict(record)
 
 
-def _vocabulary(field: str, values: Any) -> tuple[Value, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise InvalidValue(field, values, "must be a list of values", 'Write values = ["a", "b"].')
-    for value in values:
-        if not isinstance(value, (str, int, float, bool)) or (isinstance(value, float) and not math.isfinite(value)):
-            raise InvalidValue(field, value, "must be texts, numbers or true and false", "Write them out.")
-    if len({type(value) for value in values}) > 1 or len(set(values)) < len(values):
-        raise InvalidValue(field, list(values), "must be of one type, each once", "Write each value once.")
-    return tuple(values)
-
-
 def _matching(path: Path, field: str, patterns: Any) -> tuple[Path, ...]:
     found: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -332,7 +236,8 @@ def _matching(path: Path, field: str, patterns: Any) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _schema(file: Path) -> pa.Schema:
+def schema_of(file: Path) -> pa.Schema:
+    """Names and types of the columns of a Parquet file. Raises CorruptFile where it cannot be read."""
     try:
         return pq.read_schema(file)
     except (pa.ArrowException, OSError) as error:
@@ -341,18 +246,19 @@ def _schema(file: Path) -> pa.Schema:
 
 
 def _check_columns(file: Path, table: Table) -> None:
-    schema = _schema(file)
-    for column in (table.target, *table.features, *([table.image] if table.image else [])):
+    schema = schema_of(file)
+    for column in (*table.targets, *table.features, *([table.image] if table.image else [])):
         if column not in schema.names:
             raise UnknownName(f"column of {file}", column, schema.names)
+    _check_target(file, table, schema)
     for column, kind in table.features.items():
         stored = schema.field(column).type
-        is_list = pa.types.is_list(stored) or pa.types.is_large_list(stored) or pa.types.is_fixed_size_list(stored)
-        inner = stored.value_type if is_list else stored
+        listed = is_list(stored)
+        inner = stored.value_type if listed else stored
         if pa.types.is_dictionary(inner):
             inner = inner.value_type
         numeric = pa.types.is_integer(inner) or pa.types.is_floating(inner) or pa.types.is_boolean(inner)
-        if isinstance(kind, Number) and (not numeric or is_list != (kind.length is not None)):
+        if isinstance(kind, Number) and (not numeric or listed != (kind.length is not None)):
             wanted = "numbers" if kind.length is None else f"lists of {kind.length} numbers"
             raise InvalidValue(
                 f"{file}: column {column}",
@@ -362,8 +268,31 @@ def _check_columns(file: Path, table: Table) -> None:
             )
 
 
-def _toml(value: str | list[str]) -> str:
-    return json.dumps(value, ensure_ascii=False)  # JSON's texts and lists of texts are TOML's
+def _check_target(file: Path, table: Table, schema: pa.Schema) -> None:
+    """Floats are no classes unless the classes are floats; labels are lists exactly where they are said to be."""
+    kind = table.target_kind
+    for column in table.targets:
+        stored = schema.field(column).type
+        if isinstance(kind, Classes) and pa.types.is_floating(stored) and not isinstance(kind.groups[0][0], float):
+            raise InvalidValue(
+                f"{file}: column {column}",
+                str(stored),
+                f"holds floats, and {table.name}.toml names classes of type {type(kind.groups[0][0]).__name__}",
+                'Cast it to integers, write the classes as floats (0.0, 1.0), or predict numbers: kind = "number".',
+            )
+        if isinstance(kind, Labels) and is_list(stored) != kind.listed:
+            wanted = "lists, one entry a label" if kind.listed else "one yes or no an example"
+            raise InvalidValue(
+                f"{file}: column {column}",
+                str(stored),
+                f"must hold {wanted}, as {table.name}.toml says",
+                'Write columns = ["a", "b"] for a column a label, column and labels for a column of lists.',
+            )
 
 
-__all__ = ["Category", "Classes", "Number", "Quantity", "Table", "draft", "is_table", "read_table"]
+def is_list(kind: pa.DataType) -> bool:
+    """Whether each value of a column is a list."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+__all__ = ["Table", "is_list", "is_table", "read_table", "schema_of"]

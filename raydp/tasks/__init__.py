@@ -10,6 +10,7 @@ from raydp.errors import InvalidValue
 from raydp.tasks.base import Draw, HeldOut, Task
 from raydp.tasks.classification import Classification, cross_entropy_sum
 from raydp.tasks.denoising import Denoising
+from raydp.tasks.multilabel import Multilabel
 from raydp.tasks.regression import Regression
 
 TASKS: Mapping[str, Task] = MappingProxyType(
@@ -17,6 +18,7 @@ TASKS: Mapping[str, Task] = MappingProxyType(
         task.name: task
         for task in (
             Classification(),
+            Multilabel(),
             Regression(),
             Denoising(name="denoising", images=128, sampling_steps=20),
             Denoising(name="denoising_1024", images=1024, sampling_steps=50),
@@ -25,7 +27,9 @@ TASKS: Mapping[str, Task] = MappingProxyType(
 )
 
 
-_WEIGHTED = "classification:weights="
+_WEIGHTED: Mapping[str, type[Classification] | type[Multilabel]] = MappingProxyType(
+    {f"{kind.name}:weights=": kind for kind in (Classification, Multilabel)}
+)
 
 
 def task(name: str) -> Task:
@@ -33,8 +37,8 @@ def task(name: str) -> Task:
 
     Args:
         name: one of :data:`TASKS`; or ``classification:weights=1,5``, which multiplies the loss of class i by the i-th
-            public constant; or ``file.py:name`` or ``package.module:name`` of a :class:`Task` of one's own, or of its
-            class.
+            public constant; or ``multilabel:weights=1,5``, which does so with the *yes* of label i; or
+            ``file.py:name`` or ``package.module:name`` of a :class:`Task` of one's own, or of its class.
 
     Raises:
         UnknownName: there is none of that name; near names are suggested. InvalidValue: a weight is no positive number,
@@ -48,8 +52,9 @@ def task(name: str) -> Task:
         ...
     raydp.errors.UnknownName: task = 'regresion' does not exist. Did you mean regression?
     """
-    if name.startswith(_WEIGHTED):
-        return Classification(weights=_weights(name))
+    for form, kind in _WEIGHTED.items():
+        if name.startswith(form):
+            return kind(weights=_weights(name, form))
     if _reference.is_reference(name):
         return _own_task(name)
     return TASKS[_validate.one_of("task", name, TASKS)]
@@ -60,14 +65,14 @@ def canonical(name: str) -> str:
     return _reference.absolute(name) if _reference.is_reference(name) else name
 
 
-def _weights(name: str) -> tuple[float, ...]:
-    texts = name.removeprefix(_WEIGHTED).split(",")
+def _weights(name: str, form: str) -> tuple[float, ...]:
+    texts = name.removeprefix(form).split(",")
     try:
         return tuple(_validate.positive("task: weights", float(text)) for text in texts)
     except ValueError as error:
         if isinstance(error, InvalidValue):
             raise
-        raise InvalidValue("task", name, "must list numbers", f"Write {_WEIGHTED}1,5.") from None
+        raise InvalidValue("task", name, "must list numbers", f"Write {form}1,5.") from None
 
 
 def _own_task(name: str) -> Task:
@@ -85,6 +90,7 @@ __all__ = [
     "Denoising",
     "Draw",
     "HeldOut",
+    "Multilabel",
     "Regression",
     "Task",
     "canonical",

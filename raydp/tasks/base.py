@@ -39,9 +39,9 @@ class HeldOut:
 
     Attributes:
         inputs: (N, …), as stored.
-        targets: (N,).
+        targets: (N,), or (N, L) yes/no labels.
         normalize: from stored inputs to what a model takes, for a piece of them.
-        num_classes: of the targets; None where they are numbers.
+        num_classes: of the targets; None where they are something else.
         truth: the parameters that made the targets, where the data are synthetic; else None.
         seed: of public randomness, for metrics that sample.
     """
@@ -75,13 +75,14 @@ class Task(ABC):
     bounds: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None) -> None:
+    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
         """Refuse data that the task is not about.
 
         Args:
             name: of the data, for messages.
             input_shape: (C, H, W) of images or (d,) of features.
-            num_classes: of the targets; None where they are numbers.
+            num_classes: of the targets; None where they are something else.
+            labels: how many yes/no labels an example has; None where targets are something else.
 
         Raises:
             InvalidValue: says what the task needs.
@@ -105,7 +106,7 @@ class Task(ABC):
 
         Args:
             inputs: (n, …), normalised.
-            targets: (n,), of the data.
+            targets: (n,) or (n, L), of the data.
             draw: of the same n examples.
 
         Returns:

@@ -337,7 +337,12 @@ class _Run:
         """Method, data and task must suit each other."""
         private = self.dataset.private
         self.method.check_task(self.task)
-        self.task.check(self.dataset.name, input_shape=private.input_shape, num_classes=private.num_classes)
+        self.task.check(
+            self.dataset.name,
+            input_shape=private.input_shape,
+            num_classes=private.num_classes,
+            labels=private.labels,
+        )
 
     def _check_plan(self) -> None:
         """The plan's sizes must be the data's: q = B/N is only true for this N."""
@@ -520,7 +525,7 @@ class _Run:
             if len(shape) == 3:
                 inputs = apply(inputs, views[part])
             copies = slice(part.start * multiplicity, part.stop * multiplicity)
-            targets = targets.repeat_interleave(multiplicity)
+            targets = targets.repeat_interleave(multiplicity, dim=0)
             inputs, targets = self.task.examples(inputs, targets, None if noise is None else noise[copies])
             yield average_copies(self.gradients(inputs, targets), multiplicity)
 

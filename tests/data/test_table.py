@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raydp import data
-from raydp.data.table import draft
+from raydp.data.drafts import draft
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
 DESCRIPTION = """

@@ -110,7 +110,7 @@ def test_what_does_not_fit_the_plan_or_has_no_bound_is_refused(ledger: LedgerWri
         query(ledger, 20, metric="loss")
     for name, task in tasks.TASKS.items():
         assert set(task.bounds) <= set(task.metrics)
-        assert bool(task.bounds) == (name == "classification")
+        assert bool(task.bounds) == (name in ("classification", "multilabel"))
         with pytest.raises(InvalidValue, match="has no bound"):
             task.contributions("loss", Itself(), examples(3))
     config = {"epochs": 1, "batch_size": 128, "learning_rate": 0.5}
