@@ -125,6 +125,7 @@ class TestRefusals:
         assert public == {
             "fingerprint",
             "input_shape",
+            "labels",
             "name",
             "non_private",
             "num_classes",
