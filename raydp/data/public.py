@@ -66,7 +66,7 @@ def load_public(
         inputs=public.inputs[chosen],
         targets=public.targets[chosen],
         num_classes=public.num_classes,
-        labels=public.labels,
+        num_labels=public.num_labels,
     )
 
 
@@ -81,7 +81,7 @@ def _limited_sets(public: PublicData, sets: Tensor, limit: int) -> PublicData:
         inputs=public.inputs,
         targets=public.targets,
         num_classes=public.num_classes,
-        labels=public.labels,
+        num_labels=public.num_labels,
         sets=sets[:limit],
     )
 
@@ -111,12 +111,12 @@ def check_public(public: PublicData, private: PrivateData) -> None:
             f"must hold inputs of the shape {private.input_shape} of the private set {private.name!r}",
             f"Convert the inputs of {public.name!r}.",
         )
-    if public.labels != private.labels:
+    if public.num_labels != private.num_labels:
         raise InvalidValue(
             "public",
-            described_targets(public.num_classes, public.labels),
+            described_targets(public.num_classes, public.num_labels),
             f"must have targets like those of the private set {private.name!r}: "
-            f"{described_targets(private.num_classes, private.labels)}",
+            f"{described_targets(private.num_classes, private.num_labels)}",
             "Choose public examples of the same labels.",
         )
     shared = private.shared_with(public)

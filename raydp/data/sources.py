@@ -291,15 +291,15 @@ def _load_table(path: Path, limit: int | None, stamps: tuple[tuple[int, int], ..
             )
         held_inputs, held_targets, inputs, targets = inputs[held], targets[held], inputs[~held], targets[~held]
     inputs, targets = _limited(table.name, inputs, targets, limit)
-    classes, labels = table.num_classes, table.labels
+    classes, labels = table.num_classes, table.num_labels
     kind = "images" if table.image else f"rows of {inputs.shape[1]} inputs"
     goal = described_targets(classes, labels)
     held_name = f"{table.name} hold-out"
     return Dataset(
         name=table.name,
-        private=PrivateData(name=table.name, inputs=inputs, targets=targets, num_classes=classes, labels=labels),
+        private=PrivateData(name=table.name, inputs=inputs, targets=targets, num_classes=classes, num_labels=labels),
         holdout=PublicData(
-            name=held_name, inputs=held_inputs, targets=held_targets, num_classes=classes, labels=labels
+            name=held_name, inputs=held_inputs, targets=held_targets, num_classes=classes, num_labels=labels
         ),
         normalization=_UNKNOWN if table.image else Normalization(mean=(0.0,), std=(1.0,)),
         summary=f"{len(inputs):,} private and {len(held_inputs):,} held-out {kind} of {table.name}, {goal}",
@@ -313,7 +313,7 @@ def table_as_public(path: Path) -> PublicData:
     table = read_table(path)
     inputs, targets = read_rows(table, table.train)
     return PublicData(
-        name=table.name, inputs=inputs, targets=targets, num_classes=table.num_classes, labels=table.labels
+        name=table.name, inputs=inputs, targets=targets, num_classes=table.num_classes, num_labels=table.num_labels
     )
 
 

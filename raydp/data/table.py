@@ -78,14 +78,14 @@ class Table:
         return len(self.target_kind.groups) if isinstance(self.target_kind, Classes) else None
 
     @property
-    def labels(self) -> int | None:
+    def num_labels(self) -> int | None:
         """Yes/no labels of the target; None where it is something else."""
         return len(self.target_kind.names) if isinstance(self.target_kind, Labels) else None
 
     @property
     def task(self) -> str:
         """What a model of these data is for."""
-        if self.labels is not None:
+        if self.num_labels is not None:
             return "multilabel"
         return "regression" if self.num_classes is None else "classification"
 

@@ -60,9 +60,9 @@ class PublicData:
     Attributes:
         name: what messages call it.
         inputs: uint8 (N, C, H, W) or float32 (N, d).
-        targets: int64 (N,), in [0, num_classes); or float32 (N,); or float32 (N, labels) of 0 and 1.
+        targets: int64 (N,), in [0, num_classes); or float32 (N,); or float32 (N, num_labels) of 0 and 1.
         num_classes: the number of classes, whether or not each of them occurs; None where targets are something else.
-        labels: how many yes/no labels an example has; None where targets are something else.
+        num_labels: how many yes/no labels an example has; None where targets are something else.
         sets: None, or int64 (M, n), the positions of the examples of M public data sets of n examples each. A
             hypernetwork learns from them what a data set tells about a model.
         truth: None, or the parameters that made the targets of synthetic data, float32.
@@ -84,13 +84,13 @@ class PublicData:
         inputs: Tensor | np.ndarray,
         targets: Tensor | np.ndarray,
         num_classes: int | None = None,
-        labels: int | None = None,
+        num_labels: int | None = None,
         sets: Tensor | np.ndarray | None = None,
         truth: Tensor | np.ndarray | None = None,
     ) -> None:
         self.name = name
-        self.inputs, self.targets, self.num_classes = _checked(name, inputs, targets, num_classes, labels)
-        self.labels = labels
+        self.inputs, self.targets, self.num_classes = _checked(name, inputs, targets, num_classes, num_labels)
+        self.num_labels = num_labels
         self.sets = None if sets is None else _checked_sets(name, _tensor(sets), len(self.targets))
         self.truth = None if truth is None else _checked_truth(name, _tensor(truth))
 
@@ -102,14 +102,14 @@ class PublicData:
     @property
     def outputs(self) -> int:
         """How many numbers a model returns for an example: one a class or label, or one."""
-        return self.num_classes or self.labels or 1
+        return self.num_classes or self.num_labels or 1
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def __repr__(self) -> str:
         sets = "" if self.sets is None else f", {len(self.sets)} sets of {self.sets.shape[1]}"
-        return f"PublicData({self.name!r}, {_described(self.inputs, self.num_classes, self.labels)}{sets})"
+        return f"PublicData({self.name!r}, {_described(self.inputs, self.num_classes, self.num_labels)}{sets})"
 
 
 class PrivateData:
@@ -121,7 +121,7 @@ class PrivateData:
     Attributes:
         name: what messages call it.
         num_classes: the number of classes, a public constant; None where targets are something else.
-        labels: how many yes/no labels an example has, a public constant; None where targets are something else.
+        num_labels: how many yes/no labels an example has, a public constant; None where targets are something else.
 
     Raises:
         InvalidValue: as for :class:`PublicData`.
@@ -138,7 +138,7 @@ class PrivateData:
     raydp.data.types.PrivateAccess: Item access of the private data 'patients' is refused: ...
     """
 
-    __slots__ = ("__fingerprint", "__inputs", "__members", "__size", "__targets", "labels", "name", "num_classes")
+    __slots__ = ("__fingerprint", "__inputs", "__members", "__size", "__targets", "name", "num_classes", "num_labels")
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class PrivateData:
         inputs: Tensor | np.ndarray,
         targets: Tensor | np.ndarray,
         num_classes: int | None = None,
-        labels: int | None = None,
+        num_labels: int | None = None,
     ) -> None:
         self.name = name
-        self.__inputs, self.__targets, self.num_classes = _checked(name, inputs, targets, num_classes, labels)
-        self.labels = labels
+        self.__inputs, self.__targets, self.num_classes = _checked(name, inputs, targets, num_classes, num_labels)
+        self.num_labels = num_labels
         self.__members: np.ndarray | None = None
         self.__size = len(self.__targets)
         self.__fingerprint: str | None = None
@@ -175,7 +175,7 @@ class PrivateData:
             inputs=self.__inputs,
             targets=self.__targets,
             num_classes=self.num_classes,
-            labels=self.labels,
+            num_labels=self.num_labels,
         )
         found.__members, found.__size = ~members if rest else members, sizes[rest]
         return found
@@ -188,15 +188,15 @@ class PrivateData:
     @property
     def outputs(self) -> int:
         """How many numbers a model returns for an example: one a class or label, or one."""
-        return self.num_classes or self.labels or 1
+        return self.num_classes or self.num_labels or 1
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the content. For lineage only: it identifies the data exactly, so do not publish it."""
         if self.__fingerprint is None:
             digest = hashlib.sha256(repr((tuple(self.__inputs.shape), self.num_classes)).encode())
-            if self.labels is not None:  # the bytes of (N, L) labels are also those of N·L numbers
-                digest.update(f"labels {self.labels}".encode())
+            if self.num_labels is not None:  # the bytes of (N, L) labels are also those of N·L numbers
+                digest.update(f"labels {self.num_labels}".encode())
             digest.update(self.__inputs.contiguous().numpy().data)
             digest.update(self.__targets.contiguous().numpy().data)
             if self.__members is not None:
@@ -251,7 +251,7 @@ class PrivateData:
             inputs=self.__inputs[chosen],
             targets=self.__targets[chosen],
             num_classes=self.num_classes,
-            labels=self.labels,
+            num_labels=self.num_labels,
         )
 
     def __len__(self) -> int:
@@ -259,7 +259,7 @@ class PrivateData:
         return self.__size
 
     def __repr__(self) -> str:
-        return f"PrivateData({self.name!r}, {_described(self.__inputs, self.num_classes, self.labels)})"
+        return f"PrivateData({self.name!r}, {_described(self.__inputs, self.num_classes, self.num_labels)})"
 
     def __getitem__(self, index: object) -> NoReturn:
         raise PrivateAccess(self.name, "Item access")
@@ -307,16 +307,16 @@ _INPUTS = {torch.uint8: (4, "images"), torch.float32: (2, "rows of features")}
 _TARGETS = (torch.int64, torch.float32)
 
 
-def described_targets(num_classes: int | None, labels: int | None) -> str:
+def described_targets(num_classes: int | None, num_labels: int | None) -> str:
     """What the targets are, for people."""
-    if labels is not None:
-        return f"{labels} yes/no labels"
+    if num_labels is not None:
+        return f"{num_labels} yes/no labels"
     return "numbers as targets" if num_classes is None else f"{num_classes} classes"
 
 
-def _described(inputs: Tensor, num_classes: int | None, labels: int | None) -> str:
+def _described(inputs: Tensor, num_classes: int | None, num_labels: int | None) -> str:
     kind = _INPUTS[inputs.dtype][1]
-    return f"{len(inputs)} {kind} of {tuple(inputs.shape[1:])}, {described_targets(num_classes, labels)}"
+    return f"{len(inputs)} {kind} of {tuple(inputs.shape[1:])}, {described_targets(num_classes, num_labels)}"
 
 
 def _tensor(array: Tensor | np.ndarray) -> Tensor:
@@ -328,7 +328,7 @@ def _checked(
     inputs: Tensor | np.ndarray,
     targets: Tensor | np.ndarray,
     num_classes: int | None,
-    labels: int | None,
+    num_labels: int | None,
 ) -> tuple[Tensor, Tensor, int | None]:
     inputs, targets = _tensor(inputs), _tensor(targets)
     if inputs.dtype not in _INPUTS or inputs.dim() != _INPUTS[inputs.dtype][0]:
@@ -338,14 +338,14 @@ def _checked(
             "must be uint8 of 4 dimensions or float32 of 2 dimensions",
             "Images are uint8 (N, C, H, W), features float32 (N, d).",
         )
-    labelled = labels is not None and tuple(targets.shape[1:]) == (labels,) and targets.dtype == torch.float32
-    if not labelled and (labels is not None or targets.dtype not in _TARGETS or targets.dim() != 1):
-        wanted = "int64 or float32 of 1 dimension" if labels is None else f"float32 (N, {labels})"
+    labelled = num_labels is not None and tuple(targets.shape[1:]) == (num_labels,) and targets.dtype == torch.float32
+    if not labelled and (num_labels is not None or targets.dtype not in _TARGETS or targets.dim() != 1):
+        wanted = "int64 or float32 of 1 dimension" if num_labels is None else f"float32 (N, {num_labels})"
         raise InvalidValue(
             f"{name}.targets",
             f"{targets.dtype} of shape {tuple(targets.shape)}",
             f"must be {wanted}",
-            "Classes are int64 (N,), numbers float32 (N,), yes/no labels float32 (N, labels).",
+            "Classes are int64 (N,), numbers float32 (N,), yes/no labels float32 (N, num_labels).",
         )
     if len(inputs) != len(targets) or not len(targets) or 0 in inputs.shape:
         raise InvalidValue(

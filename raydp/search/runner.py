@@ -170,7 +170,9 @@ def _check_task(search: Search, dataset: Dataset, model: nn.Module) -> None:
     """The task suits the data and the methods, and the objectives can be measured."""
     chosen = search.target_task
     private = dataset.private
-    chosen.check(dataset.name, input_shape=private.input_shape, num_classes=private.num_classes, labels=private.labels)
+    chosen.check(
+        dataset.name, input_shape=private.input_shape, num_classes=private.num_classes, num_labels=private.num_labels
+    )
     for candidate in search.methods:
         candidate.check_task(chosen)
     available = chosen.available(model, held_out_of(dataset))

@@ -80,7 +80,7 @@ def _rehearse(
         size = max(1, min(search.micro_batch, preferred) // multiplicity)
         copies = size * multiplicity
         kind = torch.float32 if private.num_classes is None else torch.long
-        shape = (copies,) if private.labels is None else (copies, private.labels)
+        shape = (copies,) if private.num_labels is None else (copies, private.num_labels)
         inputs, targets = torch.randn(copies, *private.input_shape), torch.zeros(shape, dtype=kind)
         draw = task.draw(copies, private.input_shape, np.random.default_rng(0))
         # What the first step does on public examples, and what every step does.

@@ -75,14 +75,16 @@ class Task(ABC):
     bounds: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
+    def check(
+        self, name: str, *, input_shape: InputShape, num_classes: int | None, num_labels: int | None = None
+    ) -> None:
         """Refuse data that the task is not about.
 
         Args:
             name: of the data, for messages.
             input_shape: (C, H, W) of images or (d,) of features.
             num_classes: of the targets; None where they are something else.
-            labels: how many yes/no labels an example has; None where targets are something else.
+            num_labels: how many yes/no labels an example has; None where targets are something else.
 
         Raises:
             InvalidValue: says what the task needs.

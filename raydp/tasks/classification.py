@@ -69,9 +69,11 @@ class Classification(Task):
         if weights is not None:
             self.name = f"classification:weights={','.join(f'{weight:g}' for weight in weights)}"  # type: ignore[misc]
 
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
+    def check(
+        self, name: str, *, input_shape: InputShape, num_classes: int | None, num_labels: int | None = None
+    ) -> None:
         if num_classes is None:
-            refuse(name, "targets", "numbers" if labels is None else f"{labels} labels", self.name, "classes")
+            refuse(name, "targets", "numbers" if num_labels is None else f"{num_labels} labels", self.name, "classes")
         if self.weights is not None and len(self.weights) != num_classes:
             refuse(name, "num_classes", num_classes, self.name, f"{len(self.weights)} classes, one a weight")
 

@@ -82,7 +82,9 @@ class Denoising(Task):
             "sampling steps"
         )
 
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
+    def check(
+        self, name: str, *, input_shape: InputShape, num_classes: int | None, num_labels: int | None = None
+    ) -> None:
         if len(input_shape) != 3 or input_shape[0] not in (1, 3):
             refuse(name, "inputs", tuple(input_shape), self.name, "images of 1 or 3 channels")
 

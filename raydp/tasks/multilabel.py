@@ -50,12 +50,14 @@ class Multilabel(Task):
         if weights is not None:
             self.name = f"multilabel:weights={','.join(f'{weight:g}' for weight in weights)}"  # type: ignore[misc]
 
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
-        if labels is None:
+    def check(
+        self, name: str, *, input_shape: InputShape, num_classes: int | None, num_labels: int | None = None
+    ) -> None:
+        if num_labels is None:
             found = "numbers" if num_classes is None else f"{num_classes} classes"
             refuse(name, "targets", found, self.name, "several yes/no labels an example")
-        if self.weights is not None and len(self.weights) != labels:
-            refuse(name, "labels", labels, self.name, f"{len(self.weights)} labels, one a weight")
+        if self.weights is not None and len(self.weights) != num_labels:
+            refuse(name, "num_labels", num_labels, self.name, f"{len(self.weights)} labels, one a weight")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum over examples and labels of the binary cross-entropies, in nats, of logits (n, L) and labels (n, L)."""

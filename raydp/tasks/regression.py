@@ -27,9 +27,11 @@ class Regression(Task):
     summary = "a number for each input: squared error; error of the parameters where the true ones are known"
     metrics: ClassVar[Mapping[str, str]] = {"mse": "min", "parameter_error": "min"}
 
-    def check(self, name: str, *, input_shape: InputShape, num_classes: int | None, labels: int | None = None) -> None:
-        if num_classes is not None or labels is not None:
-            found = f"{num_classes} classes" if labels is None else f"{labels} labels"
+    def check(
+        self, name: str, *, input_shape: InputShape, num_classes: int | None, num_labels: int | None = None
+    ) -> None:
+        if num_classes is not None or num_labels is not None:
+            found = f"{num_classes} classes" if num_labels is None else f"{num_labels} labels"
             refuse(name, "targets", found, self.name, "numbers as targets")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -341,7 +341,7 @@ class _Run:
             self.dataset.name,
             input_shape=private.input_shape,
             num_classes=private.num_classes,
-            labels=private.labels,
+            num_labels=private.num_labels,
         )
 
     def _check_plan(self) -> None:

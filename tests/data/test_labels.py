@@ -53,11 +53,11 @@ def test_labels_in_columns_and_in_lists(describe, target, changes):
     file = describe(target, **changes)
     found = data.load(file)
     assert found.task == "multilabel" == data.task_of(file)
-    assert (found.private.num_classes, found.private.labels, found.private.outputs) == (None, 2, 2)
+    assert (found.private.num_classes, found.private.num_labels, found.private.outputs) == (None, 2, 2)
     assert found.holdout.targets.dtype == torch.float32
     np.testing.assert_array_equal(found.holdout.targets.numpy(), WANTED)
     assert "2 yes/no labels" in found.summary
-    assert data.load_public(file, limit=2).labels == 2
+    assert data.load_public(file, limit=2).num_labels == 2
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_empty_table_is_named(describe, tmp_path):
 def arrays(labels, kind=PrivateData):
     inputs = torch.arange(12, dtype=torch.float32).reshape(6, 2) + (kind is PublicData) * 100
     targets = torch.zeros(6, labels) if labels else torch.zeros(6)
-    return kind(name="mine", inputs=inputs, targets=targets, labels=labels)
+    return kind(name="mine", inputs=inputs, targets=targets, num_labels=labels)
 
 
 def test_the_fingerprint_tells_labels_from_numbers():
@@ -116,11 +116,11 @@ def test_the_fingerprint_tells_labels_from_numbers():
 def test_the_types_hold_zeros_and_ones_of_the_stated_width():
     inputs = torch.zeros(3, 2)
     with pytest.raises(InvalidValue, match="must be 0 or 1"):
-        PrivateData(name="mine", inputs=inputs, targets=torch.full((3, 2), 0.5), labels=2)
+        PrivateData(name="mine", inputs=inputs, targets=torch.full((3, 2), 0.5), num_labels=2)
     with pytest.raises(InvalidValue, match=r"must be float32 \(N, 3\)"):
-        PrivateData(name="mine", inputs=inputs, targets=torch.zeros(3, 2), labels=3)
+        PrivateData(name="mine", inputs=inputs, targets=torch.zeros(3, 2), num_labels=3)
     with pytest.raises(InvalidValue, match="no meaning for targets that are numbers or labels"):
-        PrivateData(name="mine", inputs=inputs, targets=torch.zeros(3, 2), labels=2, num_classes=2)
+        PrivateData(name="mine", inputs=inputs, targets=torch.zeros(3, 2), num_labels=2, num_classes=2)
 
 
 def test_public_examples_need_the_same_labels():

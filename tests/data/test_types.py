@@ -125,10 +125,10 @@ class TestRefusals:
         assert public == {
             "fingerprint",
             "input_shape",
-            "labels",
             "name",
             "non_private",
             "num_classes",
+            "num_labels",
             "outputs",
             "part",
             "sample",

@@ -88,11 +88,11 @@ def test_what_is_refused():
     with pytest.raises(InvalidValue, match=r"targets = '2 classes'.*several yes/no labels"):
         task("multilabel").check("mine", **shape, num_classes=2)
     with pytest.raises(InvalidValue, match=r"3 labels, one a weight"):
-        task("multilabel:weights=1,2,3").check("mine", **shape, num_classes=None, labels=2)
+        task("multilabel:weights=1,2,3").check("mine", **shape, num_classes=None, num_labels=2)
     with pytest.raises(InvalidValue, match=r"2 labels.*needs classes"):
-        task("classification").check("mine", **shape, num_classes=None, labels=2)
+        task("classification").check("mine", **shape, num_classes=None, num_labels=2)
     with pytest.raises(InvalidValue, match=r"2 labels.*needs numbers"):
-        task("regression").check("mine", **shape, num_classes=None, labels=2)
+        task("regression").check("mine", **shape, num_classes=None, num_labels=2)
     with pytest.raises(InvalidValue, match="must list numbers"):
         task("multilabel:weights=1,x")
     with pytest.raises(InvalidValue, match="none that dp_ngd can train"):
