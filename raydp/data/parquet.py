@@ -7,12 +7,13 @@ The image column is called ``image`` or ``img`` and holds one of
   (C, H, W) with C = 1 or 3 (the last axis is looked at first). Integers are pixels in 0..255, floats lie in [0, 1].
 
 The label column is called ``label`` or ``fine_label`` and holds integers from 0. Class names come from the schema's
-metadata key ``huggingface``. A file is read in pieces of some thousand rows into one uint8 array, so memory holds that
-array and a piece, never a second copy.
+metadata key ``huggingface``, and so do columns of other names where it states one image and one class label. A file is
+read in pieces of some thousand rows into one uint8 array, so memory holds that array and a piece, never a second copy.
 """
 
 from __future__ import annotations
 
+import difflib
 import io
 import json
 import math
@@ -20,7 +21,9 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +32,7 @@ import pyarrow.parquet as pq
 from PIL import Image, UnidentifiedImageError
 
 from raydp import _validate
+from raydp.data.arrow import ARROW, ArrowStream
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 
 IMAGE_COLUMNS = ("image", "img")
@@ -38,13 +42,20 @@ _UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.e
 
 
 def read_images(
-    path: str | os.PathLike[str], *, limit: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    names: tuple[str, ...] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
     """Read a Parquet file of labelled images.
 
     Args:
-        path: the file.
+        path: the file; or an Arrow stream (``.arrow``), as ``datasets.save_to_disk`` writes.
         limit: read the first ``limit`` rows only (all of them if there are fewer).
+        image, label: its columns; None looks for them.
+        names: of the classes, where the file does not state them.
 
     Returns:
         images uint8 (N, C, H, W), labels int64 (N,), and the class names if the file states them.
@@ -58,49 +69,49 @@ def read_images(
     path = Path(path)
     if limit is not None:
         limit = _validate.integer("limit", limit, low=1)
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return _read(path, file, limit)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFile(
-            f"{path} is not a readable Parquet file: {_first_line(error)}. Fetch or write it again."
-        ) from error
+    with _opened(path) as file:
+        return _read(path, file, limit, image, label, names)
 
 
-def read_labels(path: str | os.PathLike[str]) -> np.ndarray:
-    """All labels of such a file, int64 (N,), without its images. Raises as :func:`read_images`."""
+def read_labels(
+    path: str | os.PathLike[str], *, label: str | None = None, names: tuple[str, ...] | None = None
+) -> np.ndarray:
+    """All labels of such a file, int64 (N,), without its images. Arguments and errors as of :func:`read_images`."""
     path = Path(path)
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            column = _column(path, file.schema_arrow, LABEL_COLUMNS)
-            names = _class_names(file.schema_arrow, column)
-            _require_integers(path, column, file.schema_arrow)
-            pieces = _pieces(path, file, [column], file.metadata.num_rows)
-            return np.concatenate(
-                [_labels(path, column, batch.column(column), start, names) for start, batch in pieces]
-            )
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFile(
-            f"{path} is not a readable Parquet file: {_first_line(error)}. Fetch or write it again."
-        ) from error
+    with _opened(path) as file:
+        column = _label_column(path, file.schema_arrow, label)
+        known = _class_names(file.schema_arrow, column) or names
+        _require_integers(path, column, file.schema_arrow)
+        pieces = _pieces(path, file, [column], file.metadata.num_rows)
+        return np.concatenate([_labels(path, column, batch.column(column), start, known) for start, batch in pieces])
 
 
 def read_image_column(path: str | os.PathLike[str], column: str) -> np.ndarray:
     """The images of one column, uint8 (N, C, H, W), in any of the layouts above. Raises as :func:`read_images`."""
     path = Path(path)
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            decode = _decoder(path, column, file.schema_arrow.field(column).type)
-            images, rows = None, file.metadata.num_rows
-            for start, batch in _pieces(path, file, [column], rows):
-                images = decode(batch.column(column), start, rows, images)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptFile(
-            f"{path} is not a readable Parquet file: {_first_line(error)}. Fetch or write it again."
-        ) from error
+    with _opened(path) as file:
+        decode = _decoder(path, column, file.schema_arrow.field(column).type)
+        images, rows = None, file.metadata.num_rows
+        for start, batch in _pieces(path, file, [column], rows):
+            images = decode(batch.column(column), start, rows, images)
     if images is None:
         raise InvalidValue(str(path), "0 rows", "must hold at least one example", "Write the file again.")
     return images
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """The file, open; what cannot be read of it is said in raydp's words."""
+    kind = "Arrow stream" if path.suffix == ARROW else "Parquet file"
+    try:
+        if path.suffix == ARROW:
+            with pa.memory_map(str(path)) as source:
+                yield ArrowStream(source)
+        else:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                yield file
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(f"{path} is not a readable {kind}: {_first_line(error)}. Fetch or write it again.") from error
 
 
 def _require_integers(path: Path, column: str, schema: pa.Schema) -> None:
@@ -109,11 +120,18 @@ def _require_integers(path: Path, column: str, schema: pa.Schema) -> None:
         raise InvalidValue(f"{path}: column {column}", str(kind), "must hold integers", "Number the classes from 0.")
 
 
-def _read(path: Path, file: pq.ParquetFile, limit: int | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
+def _read(
+    path: Path,
+    file: pq.ParquetFile,
+    limit: int | None,
+    image: str | None,
+    label: str | None,
+    names: tuple[str, ...] | None,
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None]:
     schema = file.schema_arrow
-    image_column = _column(path, schema, IMAGE_COLUMNS)
-    label_column = _column(path, schema, LABEL_COLUMNS)
-    names = _class_names(schema, label_column)
+    image_column = _column(path, schema, IMAGE_COLUMNS if image is None else (image, *IMAGE_COLUMNS), "Image")
+    label_column = _label_column(path, schema, label)
+    names = _class_names(schema, label_column) or names
     _require_integers(path, label_column, schema)
     decode = _decoder(path, image_column, schema.field(image_column).type)
     rows = file.metadata.num_rows if limit is None else min(limit, file.metadata.num_rows)
@@ -151,20 +169,41 @@ def _pieces(path: Path, file: pq.ParquetFile, columns: list[str], rows: int) -> 
         raise CorruptFile(f"{path} announces {rows} rows and holds {start}. Fetch or write the file again.")
 
 
-def _column(path: Path, schema: pa.Schema, candidates: tuple[str, ...]) -> str:
+def _label_column(path: Path, schema: pa.Schema, label: str | None) -> str:
+    return _column(path, schema, LABEL_COLUMNS if label is None else (label, *LABEL_COLUMNS), "ClassLabel")
+
+
+def _column(path: Path, schema: pa.Schema, candidates: tuple[str, ...], kind: str) -> str:
+    """The column of one of these names; else the only one that the file's metadata say is of that kind."""
     for name in candidates:
         if name in schema.names:
             return name
-    raise UnknownName(f"column of {path} ({' or '.join(candidates)})", candidates[0], schema.names)
+    stated = [name for name, feature in _features(schema).items() if feature.get("_type") == kind]
+    if len(stated) == 1 and stated[0] in schema.names:
+        return stated[0]
+    for name in candidates:
+        if difflib.get_close_matches(name, schema.names, cutoff=0.8):
+            raise UnknownName(f"column of {path} ({' or '.join(candidates)})", name, schema.names)
+    raise InvalidValue(
+        f"{path}: columns",
+        schema.names,
+        f"must have one called {' or '.join(candidates)}",
+        "Rename it, or describe the columns: raydp describe FILES > NAME.toml, then data='NAME.toml'.",
+    )
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """What the Hub's metadata say of each column; empty where there are none or they are something else's."""
+    try:
+        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"].items()
+        return {name: feature for name, feature in found if isinstance(feature, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def _class_names(schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
     """The names that the Hub's metadata states, or None where there is none or it is something else's."""
-    try:
-        record = json.loads((schema.metadata or {})[b"huggingface"])
-        names = record["info"]["features"][label_column]["names"]
-    except (KeyError, TypeError, ValueError):
-        return None
+    names = _features(schema).get(label_column, {}).get("names")
     return tuple(map(str, names)) if isinstance(names, list) and names else None
 
 

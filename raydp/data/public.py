@@ -9,8 +9,10 @@ from torch import Tensor
 
 from raydp import _validate
 from raydp.data import families, regression
-from raydp.data.parquet import read_images
-from raydp.data.sources import bundled_public, catalogue, table_as_public
+from raydp.data.bundled import bundled_public
+from raydp.data.hub import files_of
+from raydp.data.labelled import read_all
+from raydp.data.sources import catalogue, table_as_public
 from raydp.data.table import is_table
 from raydp.data.types import PrivateData, PublicData, described_targets
 from raydp.errors import InvalidValue, UnknownName
@@ -25,7 +27,8 @@ def load_public(
 
     Args:
         name_or_path: a Parquet file; the description of a table, whose training rows are read; a directory, whose
-            public, train, val or test file (the first that exists) is read, with a family's public sets; or a name of
+            public, train, val or test file (the first that exists) is read, with a family's public sets, or the train
+            split of a layout of the Hub (:mod:`raydp.data.hub`); or a name of
             :func:`raydp.data.catalogue`, all of whose examples then count as public.
         limit: draw this many examples at random, without replacement; of a family or a file of data sets, the first
             so many sets.
@@ -90,11 +93,13 @@ def _read(path: Path) -> PublicData:
     if is_table(path):
         return table_as_public(path)
     file = path if path.is_file() else next((path / name for name in _FILES if (path / name).exists()), None)
-    if file is None:
-        raise InvalidValue("public", str(path), f"must hold one of {', '.join(_FILES)}", "Name the file itself.")
-    images, labels, names = read_images(file)
+    try:
+        files = files_of(path if file is None else file)
+    except InvalidValue as error:
+        raise InvalidValue("public", error.value, error.rule, error.remedy) from None
+    images, labels, names = read_all(files, files.train)
     classes = len(names) if names else int(labels.max()) + 1
-    sets = families.read_sets(file)
+    sets = None if file is None else families.read_sets(file)
     return PublicData(name=path.stem, inputs=images, targets=labels, num_classes=classes, sets=sets)
 
 

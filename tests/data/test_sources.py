@@ -107,7 +107,7 @@ class TestNames:
 
     def test_a_directory_without_the_files(self, tmp_path):
         (tmp_path / "other.csv").touch()
-        with pytest.raises(InvalidValue, match=r"must hold train\.parquet, but holds \['other\.csv'\]"):
+        with pytest.raises(InvalidValue, match=r"must hold train\.parquet, or shards.*but holds \['other\.csv'\]"):
             load(str(tmp_path))
 
 
