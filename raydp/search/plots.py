@@ -49,6 +49,8 @@ def plot_steps(result: Result, key: str, names: Sequence[str] | None = None, *, 
         UnknownName: no such trial or name.
         InvalidValue: the run reported nothing.
     """
+    from raydp.search.report import trial_charts
+
     _validate.one_of("trial", key, [trial.key for trial in result.trials])
     path = RunDirectory.open(result.directory).run_path(key, seed) / "metrics.jsonl"
     lines = read_json_lines(path) if path.exists() else []
@@ -59,12 +61,4 @@ def plot_steps(result: Result, key: str, names: Sequence[str] | None = None, *, 
         if name not in known:
             raise UnknownName("name", name, known)
     shown = list(names) if names else sorted(name for name in known if not name.startswith("active_fraction."))
-    figure = Figure(figsize=(6, 1.8 * len(shown) + 0.6), layout="constrained")
-    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for panel, name in zip(panels, shown, strict=True):
-        drawn = [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
-        panel.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
-        panel.set_ylabel(name)
-    panels[-1].set_xlabel("logical step")
-    figure.suptitle(f"{result.search['name']}, {key}, seed {seed}")
-    return figure
+    return trial_charts.reported(lines, shown, title=f"{result.search['name']}, {key}, seed {seed}")

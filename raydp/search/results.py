@@ -335,6 +335,16 @@ class Result:
 
         return search_charts.importance(self, metric).figure
 
+    def plot_distances(self, *others: Result) -> Figure:
+        """Fréchet distance and KID of generated images against epsilon: of this search, and of others beside it.
+
+        Args:
+            others: results of the same data at other budgets.
+        """
+        from raydp.search.report import epsilon_charts
+
+        return epsilon_charts.distances([(str(found.search.get("name")), found) for found in (self, *others)]).figure
+
     def plot_progress(self, metric: str | None = None) -> Figure:
         """Each trial in the order of the proposals, and the best so far."""
         from raydp.search.report import search_charts

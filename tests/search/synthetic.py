@@ -186,6 +186,20 @@ def clamping_run(path: Path) -> Path:
     return run.done()
 
 
+def distances_run(path: Path, epsilon: float) -> Path:
+    """A denoising search of two methods over three private sets; distances fall with epsilon."""
+    budget = Budget(epsilon=epsilon, delta=1e-5).to_json()
+    run = Run(path, method="dp_sgd", data="sets", metric=["frechet"], mode=["min"], seeds=3, budget=budget)
+    for lead, method in ((0.0, "dp_sgd"), (2.0, "dp_deepsets")):
+        for rate in (0.1, 1.0):
+            frechet = [20 + rate - lead - epsilon + 0.1 * seed for seed in range(3)]
+            run.trial(
+                {"method": method, "learning_rate": rate},
+                {"frechet": frechet, "kid": [value / 100 for value in frechet], "loss": [0.1, 0.1, 0.1]},
+            )
+    return run.done()
+
+
 def large_run(path: Path, trials: int = 1000) -> Path:
     """A search of so many trials over four hyperparameters, with failures, five reports and long categories."""
     generator = random.Random(0)

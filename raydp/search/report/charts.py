@@ -67,10 +67,17 @@ class NotShown(RaydpError):
 
 
 class Drawing(Figure):
-    """A matplotlib figure that also shows itself in a notebook that has not set up matplotlib."""
+    """A matplotlib figure that shows itself in a notebook, whether or not ``%matplotlib`` was set, and once.
+
+    IPython knows plain figures only after ``%matplotlib inline``. Both forms stand on white, as notebooks may be dark;
+    an editor that shows no SVG (of a notebook that it does not trust, say) takes the PNG.
+    """
 
     def _repr_svg_(self) -> str:
-        return svg_of(self)
+        return svg_of(self, ground="white")
+
+    def _repr_png_(self) -> bytes:
+        return png_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +208,13 @@ def shorts(values: Sequence[object], limit: int = 10) -> list[str]:
     while limit < longest and len({short(value, limit) for value in values}) < len(set(map(str, values))):
         limit += 1
     return [short(value, limit) for value in values]
+
+
+def readable_on(ground: Sequence[float]) -> str:
+    """Black or white, whichever contrasts more with a colour (red, green, blue in [0, 1]): at least 4.58 : 1."""
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in ground]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
 def number(value: float | None, digits: int = 4) -> str:

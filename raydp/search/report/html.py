@@ -68,14 +68,16 @@ def table(
         for index in range(len(content.columns))
     ]
     head = "".join(
-        f'<th scope="col"{_aligned(right)}><button type="button">{text(name)}</button></th>' if name else "<th></th>"
+        f'<th scope="col"{_aligned(right)}><button type="button">{_breakable(name)}</button></th>'
+        if name
+        else "<th></th>"
         for name, right in zip(content.columns, numeric, strict=True)
     )
     lines = []
     for place, row in enumerate(content.rows):
         cells = "".join(_cell(cell, right) for cell, right in zip(row, numeric, strict=True))
         lines.append(f"<tr{' class=best' if place == best else ''}>{cells}</tr>")
-    said = f"<caption>{text(caption)}</caption>" if caption else ""
+    said = f"<caption><span>{text(caption)}</span></caption>" if caption else ""
     return (
         f'<div class="{classes}" tabindex="0" role="region" aria-label="{text(label)}">'
         f"<table>{said}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
@@ -100,6 +102,11 @@ def listed(items: Sequence[str]) -> str:
 def _value(cell: Any) -> Any:
     value = cell[0] if isinstance(cell, tuple) else cell
     return str(value) if isinstance(value, bool) else value
+
+
+def _breakable(name: str) -> str:
+    """A heading that may be broken after each underscore, on paper."""
+    return text(name).replace("_", "_<wbr>")
 
 
 def _aligned(right: bool) -> str:

@@ -14,7 +14,7 @@ from raydp.privacy.selection import Composition
 from raydp.search import comparison
 from raydp.search.comparison import Difference
 from raydp.search.records import TrialRecord
-from raydp.search.report import facts, html, search_charts, trial_charts
+from raydp.search.report import epsilon_charts, facts, html, search_charts, trial_charts
 from raydp.search.report.charts import Chart, NotShown, Table, number, spread
 from raydp.search.report.trial_charts import duration
 from raydp.search.results import INSECURE, Result
@@ -27,7 +27,7 @@ SPLITS = ("warmup_fraction", "warmup_share")
 _LARGEST_PICTURE = 1_000_000  # bytes
 _LONG = 40  # rows; a longer table scrolls in a box of its own
 _GROUPS = {
-    "What worked": ("methods", "importance", "slices", "parallel", "tradeoff"),
+    "What worked": ("methods", "distances", "importance", "slices", "parallel", "tradeoff"),
     "How the search went": ("progress", "curves", "cost"),
     "Inside the methods": ("budget", "schedule", "support"),
 }
@@ -71,6 +71,7 @@ def figures(result: Result, pairs: Sequence[tuple[str, str]] = ()) -> Figures:
         "importance": lambda: search_charts.importance(result),
         "parallel coordinates": lambda: search_charts.parallel(result),
         "trade-off": lambda: search_charts.tradeoff(result),
+        "distances of generated images": lambda: epsilon_charts.distances([(str(result.search.get("name")), result)]),
         "progress": lambda: search_charts.progress(result),
         "learning curves": lambda: trial_charts.curves(result),
         "cost": lambda: trial_charts.cost([(str(result.search.get("name")), result)]),
@@ -100,18 +101,20 @@ def _pairs(result: Result) -> list[tuple[str, str]]:
 
 def shared_figures(results: Sequence[tuple[str, Result]]) -> Figures:
     """Figures over several searches: metrics against epsilon, and hours."""
+    makers: dict[str, Callable[[], Chart]] = {}
+    metric = results[0][1].objectives[0][0]
+    if metric not in epsilon_charts.DISTANCES:
+        makers[f"{metric} against ε"] = lambda: epsilon_charts.against_epsilon(results, metric)
+    makers["distances of generated images against ε"] = lambda: epsilon_charts.distances(results)
     charts, absent = [], {}
-    known = {name for _, result in results for trial in result.ranked for name in trial.metrics}
-    wanted = [results[0][1].objectives[0][0], *sorted(n for n in known if n in ("frechet", "kid"))]
     data = {(str(result.search.get("data")), result.search.get("data_limit")) for _, result in results}
-    for metric in dict.fromkeys(wanted):
-        if len(data) > 1:
-            absent[f"{metric} against ε"] = "the searches are on different data"
-            continue
+    for title, make in makers.items():
         try:
-            charts.append(trial_charts.against_epsilon(results, metric))
+            if len(data) > 1:
+                raise NotShown("the searches are on different data")
+            charts.append(make())
         except NotShown as reason:
-            absent[f"{metric} against ε"] = str(reason)
+            absent[title] = str(reason)
     try:
         charts.append(trial_charts.cost(results))
     except NotShown as reason:

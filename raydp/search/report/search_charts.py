@@ -31,6 +31,7 @@ from raydp.search.report.charts import (
     canvas,
     number,
     plain_ticks,
+    readable_on,
     short,
     shorts,
     single,
@@ -133,15 +134,14 @@ def _heat_map(result: Result, trials: Sequence[TrialRecord], x: str, y: str, nam
     for (a, b), values in sorted(cells.items()):
         place = columns.index(a), lines.index(b)
         std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        red, green, blue, _ = drawn.to_rgba(np.asarray(means[a, b]))
-        dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.45
+        colour = readable_on(tuple(drawn.to_rgba(np.asarray(means[a, b])))[:3])
         axes.text(
             *place,
             number(means[a, b]) + ("" if std is None else f"\n± {number(std, 2)}"),
             ha="center",
             va="center",
             fontsize=8.5 if len(columns) <= 5 else 6.5,
-            color="#ffffff" if dark else "#101010",
+            color=colour,
         )
         if (a, b) == best or (a, b) in close:
             style = {"edgecolor": BEST, "linewidth": 3} if (a, b) == best else {"edgecolor": BEST, "linestyle": ":"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from raydp.search.report.charts import (
     MUTED,
     WIDE,
     Chart,
+    Drawing,
     NotShown,
     Table,
     canvas,
@@ -347,58 +348,18 @@ def cost(results: Sequence[tuple[str, Result]]) -> Chart:
 
 
 @styled
-def against_epsilon(results: Sequence[tuple[str, Result]], metric: str) -> Chart:
-    """The best of each method at each budget: how much privacy costs.
-
-    Raises:
-        NotShown: the searches have one epsilon.
-    """
-    best: dict[tuple[str, float], TrialRecord] = {}
-    for _, result in results:
-        sign = 1 if facts.objective(result, metric)[1] == "max" else -1
-        for trial in result.ranked:
-            if trial.mean(metric) is None:
-                continue
-            place = comparison.method_of(result, trial), result.budget.epsilon
-            if place not in best or sign * facts.score(trial, metric) > sign * facts.score(best[place], metric):
-                best[place] = trial
-    lines: dict[str, list[tuple[float, TrialRecord]]] = {}
-    for (method, epsilon), trial in best.items():
-        lines.setdefault(method, []).append((epsilon, trial))
-    if len({epsilon for members in lines.values() for epsilon, _ in members}) < 2:
-        raise NotShown(f"{metric} is known at one epsilon only")
-    figure, axes = single(height=3.2)
-    rows = []
-    for index, (method, members) in enumerate(lines.items()):
-        members.sort(key=lambda item: item[0])
-        axes.errorbar(
-            [epsilon for epsilon, _ in members],
-            [facts.score(trial, metric) for _, trial in members],
-            yerr=[trial.std(metric) or 0.0 for _, trial in members],
-            marker="o",
-            markersize=4,
-            capsize=2,
-            color=COLOURS[index % len(COLOURS)],
-            label=short(method, 14),
-        )
-        rows += [
-            (method, epsilon, (facts.score(t, metric), spread(t.mean(metric), t.std(metric)))) for epsilon, t in members
-        ]
-    axes.set_xscale("log")
-    ticks = sorted({row[1] for row in rows})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
-    axes.minorticks_off()
-    axes.set(xlabel="ε of a trial", ylabel=metric)
-    axes.grid(True)
-    axes.legend()
-    return Chart(
-        name=f"epsilon_{metric}",
-        title=f"{metric} against ε",
-        caption="The best trial of each method at each budget; bars are the std over the seeds.",
-        alt=f"{metric} of the best trial by epsilon: " + "; ".join(f"{m} {e:g}: {t[1]}" for m, e, t in rows) + ".",
-        figure=figure,
-        table=Table(columns=("method", "ε", f"{metric}, mean ± std"), rows=tuple(rows)),
-    )
+def reported(lines: Sequence[Mapping[str, Any]], names: Sequence[str], *, title: str) -> Drawing:
+    """What one run reported against the logical step, a panel a name."""
+    figure = canvas(6, 1.8 * len(names) + 0.6)
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, name in zip(panels, names, strict=True):
+        drawn = [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
+        panel.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
+        panel.set_ylabel(name)
+        panel.grid(True)
+    panels[-1].set_xlabel("logical step")
+    figure.suptitle(title)
+    return figure
 
 
 def duration(hours: float) -> str:
@@ -408,4 +369,4 @@ def duration(hours: float) -> str:
     return f"{hours * 60:.1f} min" if hours * 60 >= 1 else f"{hours * 3600:.1f} s"
 
 
-__all__ = ["against_epsilon", "budget", "cost", "curves", "duration", "schedule", "support"]
+__all__ = ["budget", "cost", "curves", "duration", "reported", "schedule", "support"]

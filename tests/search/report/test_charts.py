@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.figure import Figure
 
-from raydp.search.report import search_charts, trial_charts
-from raydp.search.report.charts import NotShown, short, shorts, svg_of, window
+from raydp.search.report import epsilon_charts, search_charts, trial_charts
+from raydp.search.report.charts import NotShown, readable_on, short, shorts, svg_of, window
 from raydp.search.results import Result
-from tests.search.synthetic import Run, clamping_run, methods_run, plan_of, splits_run
+from tests.search.synthetic import Run, clamping_run, distances_run, methods_run, plan_of, splits_run
 
 
 def peak(fraction: float, share: float, seed: int) -> float:
@@ -171,11 +174,11 @@ def test_cost_is_added_up_by_method(methods: Result) -> None:
 def test_several_budgets_give_the_price_of_privacy(tmp_path: Path) -> None:
     results = [("made", Result.load(methods_run(tmp_path / "run")))]
     with pytest.raises(NotShown, match="one epsilon only"):
-        trial_charts.against_epsilon(results, "accuracy")
+        epsilon_charts.against_epsilon(results, "accuracy")
     budget = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
     results.append(("made at 1", Result.load(methods_run(tmp_path / "other", budget=budget))))
     results.append(("again", results[0][1]))  # of equal budgets the best trial counts
-    chart = trial_charts.against_epsilon(results, "accuracy")
+    chart = epsilon_charts.against_epsilon(results, "accuracy")
     assert chart.table is not None
     assert [row[:2] for row in chart.table.rows] == [
         ("tp_topk", 1.0),
@@ -183,6 +186,41 @@ def test_several_budgets_give_the_price_of_privacy(tmp_path: Path) -> None:
         ("dp_sgd", 1.0),
         ("dp_sgd", 3.0),
     ]
+
+
+def test_distances_of_generated_images_stand_against_epsilon_with_every_seed(tmp_path: Path) -> None:
+    results = [Result.load(distances_run(tmp_path / f"at{epsilon}", epsilon)) for epsilon in (1.0, 4.0)]
+    chart = epsilon_charts.distances([("made", result) for result in results])
+    assert chart.title == "Fréchet and KID against ε"
+    assert chart.table is not None and len(chart.table.columns) == 5
+    assert [(row[0], row[1], row[2], round(row[3][0], 6)) for row in chart.table.rows] == [
+        ("dp_deepsets", 1.0, "t0002", 17.2),
+        ("dp_deepsets", 4.0, "t0002", 14.2),
+        ("dp_sgd", 1.0, "t0000", 19.2),
+        ("dp_sgd", 4.0, "t0000", 16.2),
+    ]
+    panels = chart.figure.axes
+    assert len(panels) == 2
+    for panel, scale in zip(panels, (1.0, 100.0), strict=True):
+        dots = [line for line in panel.lines if line.get_marker() == "o"]
+        assert sorted(len(line.get_xdata()) for line in dots) == [3, 3, 3, 3]  # a dot a run
+        means = {line.get_label(): list(line.get_ydata()) for line in panel.lines if line.get_marker() == "_"}
+        assert means["dp_sgd"] == [pytest.approx(19.2 / scale), pytest.approx(16.2 / scale)]
+    assert results[0].plot_distances(results[1]).axes and results[0].plot_distances().axes
+    with pytest.raises(NotShown, match="no trial generates images"):
+        epsilon_charts.distances([("made", Result.load(methods_run(tmp_path / "other")))])
+
+
+@pytest.mark.parametrize("name", ["viridis", "viridis_r"])
+def test_words_on_a_heat_map_can_be_read_on_every_colour(name: str) -> None:
+    def luminance(colour: tuple[float, float, float]) -> float:
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in (tuple(matplotlib.colormaps[name](place)[:3]) for place in range(256)):
+        ink = 1.0 if readable_on(colour) == "#ffffff" else 0.0
+        light, dark = sorted((luminance(colour), ink), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 def test_two_objectives_have_a_front(tmp_path: Path) -> None:
@@ -199,7 +237,21 @@ def test_pictures_can_stand_in_one_page(grid: Result) -> None:
     assert svg.startswith("<svg") and svg.endswith("</svg>") and "<metadata" not in svg
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
     assert used and used <= set(re.findall(r'id="([^"]+)"', svg)) and all(name.startswith("a-") for name in used)
-    assert chart.figure._repr_svg_().startswith("<svg")
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["as it starts", "%matplotlib inline"])
+def test_a_notebook_shows_a_figure_by_itself_and_once(grid: Result, inline: bool) -> None:
+    formatters = pytest.importorskip("IPython.core.formatters")
+    formatter = formatters.DisplayFormatter()
+    if inline:
+        pylabtools = pytest.importorskip("IPython.core.pylabtools")
+        formatter.formatters["image/png"].for_type(Figure, lambda figure: pylabtools.print_figure(figure, "png"))
+    before = plt.get_fignums()
+    for figure in (grid.plot_budget(), grid.plot_splits(), grid.plot_steps("t0004")):
+        shown, _ = formatter.format(figure)
+        assert {"image/svg+xml", "image/png"} <= set(shown)
+        assert shown["image/svg+xml"].startswith("<svg") and "#ffffff" in shown["image/svg+xml"].lower()
+    assert plt.get_fignums() == before  # pyplot, which would show them once more, knows nothing of them
 
 
 def test_results_plot_themselves(grid: Result, methods: Result) -> None:

@@ -17,9 +17,9 @@ import pytest
 from raydp.errors import CorruptFile, InvalidValue, UnknownName
 from raydp.search import report
 from raydp.search.results import Result
-from tests.search.synthetic import Run, clamping_run, large_run, methods_run, splits_run
+from tests.search.synthetic import Run, clamping_run, distances_run, large_run, methods_run, splits_run
 
-VOID = {"meta", "img", "br", "path", "use", "rect", "image", "stop", "circle"}
+VOID = {"meta", "wbr", "img", "br", "path", "use", "rect", "image", "stop", "circle"}
 
 
 class Parsed(HTMLParser):
@@ -103,6 +103,16 @@ def test_every_figure_has_a_text_alternative_and_every_heading_of_a_table_sorts(
     assert len(parsed.all("button")) == len(headings)
     boxes = [box for box in parsed.all("div") if box.get("tabindex") == "0"]
     assert boxes and all(box["aria-label"] for box in boxes)  # what scrolls can be reached by the keyboard
+
+
+def test_several_searches_fill_every_figure(text: str, tmp_path: Path) -> None:
+    shown = {re.sub(r"^(s\d+|all)-", "", str(figure["id"])) for figure in Parsed(text).all("figure")}
+    assert shown >= {"methods", "pair_warmup_fraction_warmup_share", "slices", "parallel", "importance", "progress"}
+    assert shown >= {"curves", "budget", "schedule", "support", "cost"}
+    assert "Differences between methods" in text and "distances" not in shown
+    near, far = (distances_run(tmp_path / f"at{epsilon}", epsilon) for epsilon in (1.0, 3.0))
+    figures = {str(figure["id"]) for figure in Parsed(page_of(near, far, out=tmp_path / "page.html")).all("figure")}
+    assert {"all-distances", "s0-distances", "s1-distances"} <= figures and "all-epsilon_frechet" not in figures
 
 
 def luminance(colour: str) -> float:
