@@ -31,6 +31,26 @@ def absolute(text: str) -> str:
     return f"{Path(module).expanduser().resolve()}:{name}" if module.endswith(".py") else text
 
 
+def reference_to(field: str, function: Any) -> str:
+    """The text that names a function or class, so that other processes find it.
+
+    Raises:
+        InvalidValue: it has no name that can be imported: a lambda, an inner function, or one of a notebook's cells or
+            of the script that runs.
+    """
+    name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    remedy = "Write it into a file, and name it: 'FILE.py:NAME' (in a notebook, %%writefile FILE.py does so)."
+    if module is None or not name.isidentifier() or getattr(module, name, None) is not function:
+        raise InvalidValue(field, repr(function), "cannot be imported by other processes under its name", remedy)
+    if module.__name__ == "__main__":
+        raise InvalidValue(field, name, "stands in the program that runs, which other processes cannot import", remedy)
+    # A file outside packages may lie where other processes do not look, and a search file's module has a made-up name.
+    if "." in module.__name__ or file is None:
+        return f"{module.__name__}:{name}"
+    return f"{Path(file).resolve()}:{name}"
+
+
 def resolve(field: str, text: str) -> Any:
     """What a reference names.
 

@@ -2,6 +2,7 @@
 
 from raydp.data.augmentation import Augmentation, AugmentationDraw, apply, augment, draw
 from raydp.data.dataset import Dataset, Normalization
+from raydp.data.own import TorchData
 from raydp.data.part import Part
 from raydp.data.public import check_public, load_public
 from raydp.data.sources import catalogue, is_family, is_named, load, task_of
@@ -17,6 +18,7 @@ __all__ = [
     "PrivateAccess",
     "PrivateData",
     "PublicData",
+    "TorchData",
     "apply",
     "augment",
     "catalogue",

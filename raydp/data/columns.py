@@ -59,7 +59,7 @@ def _encode(file: Path, name: str, kind: Number | Category, column: pa.ChunkedAr
     if kind.length is not None:
         array = _flattened(file, name, array, kind.length, "numbers")
     numbers = _numbers(file, name, array, kind.missing, kind.width)
-    return _scaled(numbers, kind).reshape(-1, kind.width)
+    return scaled(numbers, kind).reshape(-1, kind.width)
 
 
 def _targets(file: Path, table: Table, rows: pa.Table) -> np.ndarray:
@@ -71,7 +71,7 @@ def _targets(file: Path, table: Table, rows: pa.Table) -> np.ndarray:
     if isinstance(kind, Classes):
         return _places(file, name, _plain(array), [list(group) for group in kind.groups], None)
     assert isinstance(kind, Quantity)
-    return _scaled(_numbers(file, name, array, None, 1), kind)
+    return scaled(_numbers(file, name, array, None, 1), kind)
 
 
 def _labels(file: Path, table: Table, kind: Labels, rows: pa.Table) -> np.ndarray:
@@ -109,8 +109,8 @@ def _plain(array: pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _scaled(numbers: np.ndarray, kind: Number | Quantity) -> np.ndarray:
-    """float32, the public range mapped to [-1, 1] and what lies beyond it cut off."""
+def scaled(numbers: np.ndarray, kind: Number | Quantity) -> np.ndarray:
+    """float32 of the same shape, the public range mapped to [-1, 1] and what lies beyond it cut off."""
     scaled: np.ndarray = 2 * (np.clip(numbers, kind.low, kind.high) - kind.low) / (kind.high - kind.low) - 1
     return scaled.astype(np.float32)
 

@@ -12,6 +12,7 @@ from raydp.data import families, regression
 from raydp.data.bundled import bundled_public
 from raydp.data.hub import files_of
 from raydp.data.labelled import read_all
+from raydp.data.own import is_own, own_as_public
 from raydp.data.sources import catalogue, table_as_public
 from raydp.data.table import is_table
 from raydp.data.types import PrivateData, PublicData, described_targets
@@ -26,10 +27,11 @@ def load_public(
     """A public data set.
 
     Args:
-        name_or_path: a Parquet file; the description of a table, whose training rows are read; a directory, whose
-            public, train, val or test file (the first that exists) is read, with a family's public sets, or the train
-            split of a layout of the Hub (:mod:`raydp.data.hub`); or a name of
-            :func:`raydp.data.catalogue`, all of whose examples then count as public.
+        name_or_path: a Parquet file; a function of one's own (:mod:`raydp.data.own`) or the description of a table, of
+            which the training examples are read; a directory, whose public, train, val or test file (the first that
+            exists) is read, with a family's public sets, or the train split of a layout of the Hub
+            (:mod:`raydp.data.hub`); or a name of :func:`raydp.data.catalogue`, all of whose examples then count as
+            public.
         limit: draw this many examples at random, without replacement; of a family or a file of data sets, the first
             so many sets.
         seed: of that draw. Public randomness. The data sets of a family do not depend on it.
@@ -49,7 +51,9 @@ def load_public(
         tasks, points = limit or regression.PUBLIC_TASKS, set_size or regression.POINTS
         return regression.family(name_or_path).public(tasks, points)
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if is_own(name_or_path):
+        public = own_as_public(name_or_path)
+    elif path.exists():
         public = _read(path)
     elif name_or_path in catalogue():
         public = bundled_public(name_or_path)

@@ -17,6 +17,7 @@ from raydp.data.columns import read_rows
 from raydp.data.dataset import IDENTITY, UNKNOWN, Dataset, Normalization, held_out, limited
 from raydp.data.hub import files_of
 from raydp.data.labelled import load_labelled
+from raydp.data.own import is_own, load_own, own_task
 from raydp.data.parquet import read_images
 from raydp.data.table import is_table, read_table
 from raydp.data.types import PrivateData, PublicData, described_targets
@@ -30,9 +31,10 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
         name_or_path: a name of :func:`catalogue`; or a directory with ``train.parquet`` (private) and
             ``test.parquet`` (hold-out), or in a layout of the Hugging Face Hub (:mod:`raydp.data.hub`); or a directory
             with ``train.parquet`` alone, or one Parquet file, of which a sixth, chosen by a hash of each image,
-            becomes a private hold-out; or the description of a table
-            (:mod:`raydp.data.table`); or a family of neighbour sets
-            (:func:`raydp.data.neighbours.write_family`) or a file of its members, measured against its own images.
+            becomes a private hold-out; or the description of a table (:mod:`raydp.data.table`); or
+            ``file.py:function`` or ``package.module:function``, which returns a torch data set
+            (:mod:`raydp.data.own`); or a family of neighbour sets (:func:`raydp.data.neighbours.write_family`) or a
+            file of its members, measured against its own images.
         limit: keep the first ``limit`` private examples only.
         member: which private data set of a family (:func:`is_family`); other sources have member 0 alone.
 
@@ -53,6 +55,9 @@ def load(name_or_path: str, *, limit: int | None = None, member: int = 0) -> Dat
         limit = _validate.integer("limit", limit, low=1)
     if regression.is_regression(name_or_path):
         return _load_member(name_or_path, regression.POINTS if limit is None else limit, member)
+    if is_own(name_or_path):
+        _validate.integer(f"member of {name_or_path}", member, low=0, high=0)
+        return load_own(name_or_path, limit)
     path = Path(name_or_path).expanduser()
     if families.is_family(path):
         file = families.member_file(path, member)
@@ -83,6 +88,8 @@ def task_of(name_or_path: str) -> str:
     """
     if regression.is_regression(name_or_path):
         return "regression"
+    if is_own(name_or_path):
+        return own_task(name_or_path)
     # Neighbour sets are for generation; other files and bundled sets hold labelled images.
     path = Path(name_or_path).expanduser()
     if is_table(path) and path.is_file():

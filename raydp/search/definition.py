@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from raydp import _validate, tasks
+from raydp import _reference, _validate, tasks
 from raydp.errors import InvalidValue, UnknownName
 from raydp.methods import METHODS, Method, method
 from raydp.methods.base import PRECISIONS, Config, Hyperparameters, Scalar, coerce, hyperparameter_types
@@ -109,15 +109,17 @@ class Search:
         name: also the MLflow experiment; made of a-z, 0-9, '_' and '.'.
         method: one of :data:`raydp.methods.METHODS`. The space may propose ``method`` itself instead; hyperparameters
             that only some of the methods have are then left out for the others.
-        data: a data set's name or a directory of Parquet files.
+        data: a data set's name, a path (:func:`raydp.data.load`), or ``file.py:function`` or
+            ``package.module:function``, a function that returns a torch data set (:mod:`raydp.data.own`); or that
+            function itself, if other processes can import it.
         task: what the model is for, a text that :func:`raydp.tasks.task` reads (a name, with class weights or of
             one's own); None takes what the data set says.
         budget: what *every* trial spends, exactly; under random stopping, what the released result spends.
         space: a dictionary of Ray Tune's functions, or an Optuna define-by-run function.
         fixed: hyperparameters held constant.
         model: a model's name; ``file.py:function`` or ``package.module:function`` for a model of one's own, made by
-            that function of ``input_shape`` and ``outputs``; or the file (``.pt``) of a denoiser; None takes the
-            default for the data.
+            that function of ``input_shape`` and ``outputs`` (or the function itself); or the file (``.pt``) of a
+            denoiser; None takes the default for the data.
         metric, mode: what is optimised, one of the task's metrics, measured on the hold-out set; tuples for several
             objectives. Without a metric the task's first one; without a mode, whichever way is better.
         trials: how many trials are trained. Infeasible points cost nothing and do not count. Under random stopping the
@@ -199,6 +201,9 @@ class Search:
 
     def __post_init__(self) -> None:
         _validate.name("name", self.name)
+        for name in ("data", "model", "public", "task"):  # what a run directory keeps is a name that can be resolved
+            if callable(getattr(self, name)):
+                object.__setattr__(self, name, _reference.reference_to(name, getattr(self, name)))
         for name, kind in (("budget", Budget), ("resources", Resources)):
             if not isinstance(getattr(self, name), kind):
                 raise InvalidValue(
@@ -747,6 +752,8 @@ class Search:
 def _source(name_or_path: str) -> str:
     from raydp import data
 
+    if _reference.is_reference(name_or_path):
+        return _reference.absolute(name_or_path)
     return name_or_path if data.is_named(name_or_path) else str(Path(name_or_path).expanduser().resolve())
 
 

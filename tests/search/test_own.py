@@ -1,15 +1,24 @@
 """A person's own network on their own table, from the README alone: two files, one command."""
 
+import importlib
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ray import tune
 
-from raydp import cli
+from raydp import cli, data
+from raydp.errors import InvalidValue
+from raydp.search.definition import Search
 from raydp.search.files import load_searches
 from raydp.search.results import Result
+from raydp.search.runner import check
+from raydp.search.verify import verify
+from tests.search.helpers import drive, session_in, small_search
 
 NETS = """
 from torch import nn
@@ -111,3 +120,67 @@ def test_a_search_file_is_read_from_any_directory(own, capsys):
     (own / "visits.toml").write_text(described(capsys.readouterr().out), encoding="utf-8")
     (search,) = load_searches(own / "search.py").values()
     assert search.model_name() == f"{own / 'nets.py'}:make"
+
+
+TORCH = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from raydp.data import TorchData
+
+
+def visits():
+    draws = torch.Generator().manual_seed(0)
+    x = torch.rand(500, 4, generator=draws) * 2 - 1
+    y = (x[:, 0] + x[:, 1] > 0).long()
+    return TorchData(train=TensorDataset(x[:400], y[:400]), test=TensorDataset(x[400:], y[400:]), classes=2)
+
+
+def net(input_shape, outputs):
+    return nn.Sequential(nn.Linear(input_shape[0], 8), nn.Tanh(), nn.Linear(8, outputs))
+"""
+
+
+def torch_search(**changes):
+    values = {"space": {"learning_rate": tune.loguniform(0.5, 2.0)}, "fixed": {"epochs": 3, "batch_size": 64}}
+    return small_search(**{**values, "method": "dp_sgd", "trials": 1, **changes})
+
+
+def test_a_torch_data_set_and_a_network_given_as_functions(own, monkeypatch):
+    (own / "mine.py").write_text(TORCH, encoding="utf-8")
+    monkeypatch.syspath_prepend(own)
+    mine = importlib.import_module("mine")
+    search = torch_search(data=mine.visits, model=mine.net)
+    assert (search.data, search.model) == (f"{own / 'mine.py'}:visits", f"{own / 'mine.py'}:net")
+    check(search)
+    drive(session_in(own / "run", search))
+    (trial,) = Result.load(own / "run").trials
+    assert trial.state == "complete" and trial.mean("accuracy") > 0.6
+    assert verify(own / "run")["ok"]
+    again = Search.from_json(json.loads((own / "run/raydp.json").read_text(encoding="utf-8"))["definition"])
+    assert again.data_source == search.data and data.load(again.data).summary.startswith("400 private and 100")
+
+
+def test_functions_that_other_processes_cannot_import(own):
+    def inner():
+        return None
+
+    for function in (lambda: None, inner):
+        with pytest.raises(InvalidValue, match=r"cannot be imported by other processes.*%%writefile"):
+            torch_search(data=function)
+    script = own / "script.py"
+    script.write_text(
+        TORCH + "import raydp\nraydp.Search(name='x', data=visits, budget=raydp.Budget(epsilon=1, "
+        "delta=1e-5), space={})\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert "data = 'visits': stands in the program that runs" in done.stderr
+
+
+def test_a_search_file_names_its_own_functions(own):
+    text = TORCH + SEARCH.replace('"visits.toml"', "visits").replace('"nets.py:make"', "net")
+    (own / "search.py").write_text(text, encoding="utf-8")
+    (search,) = load_searches(own / "search.py").values()
+    assert search.data_source == f"{own / 'search.py'}:visits"
+    check(search)
