@@ -62,6 +62,10 @@ _Set = Annotated[
 _Trials = Annotated[int | None, typer.Option("--trials", help="Number of trials.")]
 _Epsilon = Annotated[float | None, typer.Option("--epsilon", help="Epsilon of each trial.")]
 _Scale = Annotated[str | None, typer.Option("--scale", metavar="small|paper", help="Settings named in the file.")]
+_After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="DIR", help="Go on from an earlier search, whose spending counts; repeatable."),
+]
 _Only = Annotated[str | None, typer.Option("--only", metavar="NAME", help="One search of a file that has several.")]
 _Tracking = Annotated[
     str | None, typer.Option("--tracking-uri", help="MLflow server; by default a SQLite file in the run directory.")
@@ -86,6 +90,7 @@ def run(
     epsilon: _Epsilon = None,
     scale: _Scale = None,
     only: _Only = None,
+    after: _After = None,
     storage: Annotated[
         Path | None, typer.Option("--storage", metavar="DIR", help="Run directory; by default ./runs/NAME-1, …")
     ] = None,
@@ -98,7 +103,7 @@ def run(
     from raydp.search import runner
     from raydp.search.run_directory import free_directory
 
-    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only, after=after)
     results: dict[str, Result] = {}
     for name, search in searches.items():
         if storage is None:
@@ -161,6 +166,7 @@ def submit(
     epsilon: _Epsilon = None,
     scale: _Scale = None,
     only: _Only = None,
+    after: _After = None,
     storage: Annotated[
         str | None, typer.Option("--storage", metavar="PATH", help="Run directory there, a path that all nodes see.")
     ] = None,
@@ -180,8 +186,9 @@ def submit(
     """Run FILE's search on a cluster and return; submitting it again attaches to it, or goes on with it."""
     from raydp import cluster
 
-    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only, after=after)
     given: list[tuple[str, object]] = [("--set", pair) for pair in overrides or ()]
+    given += [("--after", directory) for directory in after or ()]
     given += [("--trials", trials), ("--epsilon", epsilon), ("--scale", scale), ("--only", only)]
     given += [("--tracking-uri", tracking_uri)]
     found = cluster.submit(
@@ -289,13 +296,14 @@ def plan(
     epsilon: _Epsilon = None,
     scale: _Scale = None,
     only: _Only = None,
+    after: _After = None,
     proposals: Annotated[int, typer.Option("--proposals", min=0, help="How many first proposals to plan.")] = 3,
     as_json: _Json = False,
 ) -> None:
     """Show noise, steps, epsilon, time and memory of FILE's search, without training."""
     from raydp.search.preview import preview
 
-    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only)
+    searches = _searches(file, overrides=overrides, trials=trials, epsilon=epsilon, scale=scale, only=only, after=after)
     previews = {name: preview(search, proposals) for name, search in searches.items()}
     if as_json:
         _print_json(_one_or_all(previews))
@@ -597,14 +605,19 @@ def _searches(
     epsilon: float | None,
     scale: str | None,
     only: str | None,
+    after: Sequence[str] | None = None,
 ) -> dict[str, Search]:
     """The file's searches with the scale and then the overrides applied."""
     from raydp.search.files import load_searches
 
-    changes = parse_overrides(overrides, trials=trials, epsilon=epsilon)
+    changes: dict[str, Any] = dict(parse_overrides(overrides, trials=trials, epsilon=epsilon))
     searches = load_searches(file, only=only)
     if scale is not None:
         searches = {name: search.scaled(scale) for name, search in searches.items()}
+    if after:
+        if "after" in changes:
+            raise InvalidValue("--set", f"after={changes['after']}", "stands also in --after", "Give it once.")
+        changes = {**changes, "after": tuple(after)}
     if changes:
         searches = {name: search.with_overrides(changes) for name, search in searches.items()}
     return searches

@@ -237,6 +237,15 @@ class PrivateData:
         theirs = (hashlib.sha256(one.tobytes()).digest() for one in public.inputs.contiguous().numpy())
         return [position for position, digest in enumerate(theirs) if digest in own]
 
+    def shares_with(self, other: PrivateData) -> bool:
+        """Whether an input of the other private set is also one of these, by content, whatever its target.
+
+        For telling whether two searches spend on the same people. Sets of which one was only made from the other
+        (resized, normalised) share nothing in this sense.
+        """
+        own = {hashlib.sha256(one.tobytes()).digest() for one in self.__inputs.numpy()}
+        return any(hashlib.sha256(one.tobytes()).digest() in own for one in other.__inputs.numpy())
+
     def non_private(self, reason: str) -> PublicData:
         """All examples, for analysis outside privacy. The access is logged as a warning, with its reason.
 

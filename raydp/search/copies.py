@@ -20,6 +20,7 @@ from pathlib import Path
 
 from raydp import cluster
 from raydp.errors import InvalidValue, RaydpError
+from raydp.search.earlier import COPIED
 from raydp.search.results import Result
 from raydp.search.run_directory import COPY, DEFINITION, JOURNAL, RunDirectory
 from raydp.search.tracking import Tracker
@@ -41,6 +42,7 @@ RELEASED = (
     "trials/*/seed-*/holdout-ledger*.jsonl",
     "trials/*/seed-*/metrics.jsonl",
     "trials/*/seed-*/weights.pt",
+    *(f"earlier/*/{name}" for name in COPIED),
 )
 
 

@@ -149,6 +149,8 @@ class Search:
             is measured. None measures without noise, and labels the metrics of a private hold-out as not private.
         resources: what a trial occupies.
         warm_start: configs that are proposed first.
+        after: run directories of earlier searches, whose finished trials the sampler learns from. What they spent on
+            the same people is part of what this search costs (:mod:`raydp.search.earlier`).
         small, paper: overrides for ``--scale small`` and ``--scale paper``.
 
     Raises:
@@ -195,6 +197,7 @@ class Search:
     precision: str = "float32"
     resources: Resources = Resources()
     warm_start: tuple[Mapping[str, Scalar], ...] = ()
+    after: str | tuple[str, ...] = ()
     holdout_budget: Budget | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
@@ -218,6 +221,7 @@ class Search:
         if isinstance(self.warm_start, Mapping):
             raise InvalidValue("warm_start", self.warm_start, "must be a list of configs", "Write warm_start=[{…}].")
         object.__setattr__(self, "warm_start", tuple(self.warm_start))
+        self._check_after()
         _validate.one_of("method", self.method, METHODS)
         _validate.integer("trials", self.trials, low=1)
         _validate.integer("seeds", self.seeds, low=1)
@@ -257,6 +261,12 @@ class Search:
         if isinstance(self.selection, Subsample):
             subsample.check_definition(self)
 
+    def _check_after(self) -> None:
+        given = (self.after,) if isinstance(self.after, str | Path) else self.after
+        if not isinstance(given, Sequence) or not all(isinstance(one, str | Path) and str(one) for one in given):
+            raise InvalidValue("after", self.after, "must name run directories", 'Write after="runs/NAME-1".')
+        object.__setattr__(self, "after", tuple(map(str, given)))
+
     def _check_objectives(self) -> None:
         known = self.target_task.metrics
         if self.metric is None:
@@ -290,6 +300,14 @@ class Search:
                 [dict(config) for config in self.warm_start],
                 not self.warm_start,
                 f"would {because} asks for the same distribution in every proposal, also the first",
+                "Leave it out, or set selection='composition'.",
+            ),
+            (
+                "after",
+                self.after,
+                not self.after,
+                f"would {because} is about this search's trials alone: it neither learns from earlier ones nor covers "
+                "what they spent",
                 "Leave it out, or set selection='composition'.",
             ),
             (
@@ -410,6 +428,11 @@ class Search:
     def public_source(self) -> str | None:
         """The public data set's name or absolute path, if there is one."""
         return None if self.public is None else _source(self.public)
+
+    @property
+    def after_directories(self) -> tuple[str, ...]:
+        """Absolute paths of the earlier searches' run directories."""
+        return tuple(str(Path(path).expanduser().resolve()) for path in self.after)
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -623,7 +646,8 @@ class Search:
         record = {
             item.name: getattr(self, item.name)
             for item in dataclasses.fields(self)
-            if item.name not in ("budget", "space", "resources", "small", "paper", "selection", "holdout_budget")
+            if item.name
+            not in ("budget", "space", "resources", "small", "paper", "selection", "holdout_budget", "after")
         }
         record["selection"] = self.rule.to_json()
         record["data"], record["public"] = self.data_source, self.public_source
@@ -635,6 +659,8 @@ class Search:
         record["budget"] = self.budget.to_json()
         if self.holdout_budget is not None:  # left out otherwise, as in run directories of earlier versions
             record["holdout_budget"] = self.holdout_budget.to_json()
+        if self.after:  # left out otherwise, likewise
+            record["after"] = list(self.after_directories)
         record["resources"] = dataclasses.asdict(self.resources)
         record["space"] = self.point_space.to_json()
         return record
@@ -666,6 +692,7 @@ class Search:
         if "selection" in values:  # run directories of earlier versions have none: they composed
             values["selection"] = selections.from_json(values["selection"])
         values["warm_start"] = tuple(values["warm_start"])
+        values["after"] = tuple(values.get("after", ()))
         return cls(space=found, **values)
 
     def run(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Plan
 from raydp.privacy.selection import RandomStopping, Subsample
 from raydp.privacy.selection_budget import released
-from raydp.search import selection_preview
+from raydp.search import carrying, selection_preview
 from raydp.search.capacity import Node, fit
 from raydp.search.definition import Search
+from raydp.search.earlier import Earlier, carried, carried_of_holdout
 from raydp.search.runner import check
 from raydp.search.sampling import Sampling
+from raydp.search.spending import Carried, Composition, compositions, largest, merged
 from raydp.search.timing import seconds_of_a_run
 from raydp.training.gradients import PerExampleGradients
 
@@ -41,10 +43,13 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         The documented JSON form: ``budget`` (``epsilon``, ``delta``, ``adjacency``), ``plans`` (each with ``point``,
         ``config``, ``phases``, ``certificate``, or ``reason`` where there is no plan; where all noise is Gaussian on
         all data, ``epsilon_by_adjacency``: what the same noise spends seen by either adjacency),
-        ``resources``, ``cost``, ``holdout`` (None, or what is released of a private hold-out, and at what cost)
+        ``resources``, ``cost``, ``earlier`` (None, or what earlier searches spent, which is part of the cost),
+        ``holdout`` (None, or what is released of a private hold-out, and at what cost)
         and ``selection`` (:func:`raydp.search.selection_preview.describe`).
     """
     check(search)
+    earlier = carrying.found(search)
+    lessons = carrying.lessons(search, earlier)
     space = search.point_space
     points: list[tuple[str, Mapping[str, Any]]] = [("centre", space.centre())]
     points += [(f"corner {index}", config) for index, config in enumerate(space.corners(), start=1)]
@@ -55,11 +60,13 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         directions=search.modes,
         warm_start=search.warm_start,
     )
+    if lessons.trials:
+        sampling.learn(lessons.trials)
     for index in range(1, proposals + 1):
         proposal = sampling.ask()
         if proposal is not None:
             points.append((f"proposal {index}", proposal.config))
-    plans, solved = [], []
+    plans, solved, before = [], [], carried(earlier)
     for point, config in points:
         entry: dict[str, Any] = {"point": point, "config": dict(config)}
         try:
@@ -79,9 +86,10 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
     resources, cost, selected = _resources(search), {}, {}
     held = None
     if solved:
-        held = _holdout(search, solved[0][1])
-        selected = selection_preview.describe(search, solved[0][1], solved[0][0])
-        cost = _cost(search, solved[0][0], solved[0][1], concurrent=resources["trials_at_once_on_this_machine"])
+        held = _holdout(search, solved[0][1], carried_of_holdout(earlier))
+        selected = selection_preview.describe(search, solved[0][1], solved[0][0], before=before)
+        concurrent = resources["trials_at_once_on_this_machine"]
+        cost = _cost(search, solved[0][0], solved[0][1], concurrent=concurrent, before=before)
     return {
         "budget": search.budget.to_json(),
         "plans": plans,
@@ -89,10 +97,28 @@ def preview(search: Search, proposals: int = 3) -> dict[str, Any]:
         "cost": cost,
         "selection": selected,
         "holdout": held,
+        "earlier": _earlier(search, earlier, lessons),
     }
 
 
-def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
+def _earlier(search: Search, searches: Sequence[Earlier], lessons: carrying.Lessons) -> dict[str, Any] | None:
+    """Which earlier searches the search would go on from, and what they spent; None where there are none."""
+    if not searches:
+        return None
+    before, budget = carried(searches), search.budget
+    alone = [
+        accountants.epsilon(each, delta=budget.delta, adjacency=budget.adjacency, accountant=search.accountant)
+        for each in compositions([], family=data.is_family(search.data), carried=before)
+    ]
+    return {
+        "searches": [each.to_json() for each in searches],
+        "sampler": lessons.summary(search.sampler),
+        "runs": len(before),
+        "epsilon_already_spent_on_these_people": largest(alone).upper if before else 0.0,
+    }
+
+
+def _holdout(search: Search, plan: Plan, before: Sequence[Composition]) -> dict[str, Any] | None:
     """What is released of a private hold-out through noise, and at what cost to its people."""
     held = search.holdout_plan_for(plan)
     if held is None:
@@ -110,8 +136,9 @@ def _holdout(search: Search, plan: Plan) -> dict[str, Any] | None:
     if isinstance(rule, RandomStopping):
         return {**record, "epsilon_of_the_released_result": released(rule, held.budget).epsilon}
     runs = search.trials * search.seeds + isinstance(rule, Subsample)
+    own = Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=1.0, steps=phase.steps * runs)
     whole = accountants.epsilon(
-        [Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=1.0, steps=phase.steps * runs)],
+        merged([own, *(mechanism for released in before for mechanism in released)]),
         delta=held.budget.delta,
         adjacency=held.budget.adjacency,
         accountant=held.accountant,
@@ -138,7 +165,7 @@ def _resources(search: Search) -> dict[str, Any]:
     }
 
 
-def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: int) -> dict[str, Any]:
+def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: int, before: Carried) -> dict[str, Any]:
     """Time, memory and privacy of the whole search, for trials like this one."""
     method, hyperparameters, _ = search.point(config)
     dataset = data.load(search.data, limit=search.data_limit)
@@ -156,8 +183,9 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         Mechanism(noise_multiplier=phase.noise_multiplier, sample_rate=phase.sample_rate, steps=phase.steps * runs)
         for phase in plan.phases
     ]
+    # Of a family, as of one set: an upper bound, which the search itself states member by member.
     whole = accountants.epsilon(
-        everything,
+        merged([*everything, *(mechanism for _, spent in before for mechanism in spent)]),
         delta=search.budget.delta,
         adjacency=search.budget.adjacency,
         accountant=search.accountant,

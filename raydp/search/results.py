@@ -43,9 +43,18 @@ from raydp.privacy.selection import Public, RandomStopping, Selection, Subsample
 from raydp.privacy.selection_bounds import Bound
 from raydp.privacy.selection_budget import released
 from raydp.search import subsample
+from raydp.search.earlier import Earlier, carried, carried_of_holdout, earlier_of
 from raydp.search.records import STATES, TrialRecord
 from raydp.search.run_directory import HELD, RunDirectory, atomic_file, trial_budget
-from raydp.search.spending import OF_MEMBERS, Composition, executed_mechanisms, is_family, largest, merged
+from raydp.search.spending import (
+    OF_MEMBERS,
+    Composition,
+    compositions,
+    executed_mechanisms,
+    is_family,
+    largest,
+    merged,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +79,8 @@ class Result:
         trial_budget: what each trial could spend where that is not the search's budget (random stopping), else None.
         holdout_mechanisms: all releases of a private hold-out, merged; the source of :attr:`epsilon_holdout`.
         holdout_trial_budget: what each trial could release of a private hold-out under random stopping, else None.
+        earlier: the earlier searches that it goes on from; what they spent on the same people is part of
+            :attr:`compositions`.
         parts: what ran on a secret subsample, and what ran as the final run; None for other selections.
 
     In these examples ``result`` is of a search over two methods and three learning rates, with three seeds a trial:
@@ -100,6 +111,7 @@ class Result:
     holdout_mechanisms: Composition = field(default=(), repr=False)
     holdout_trial_budget: Budget | None = None
     parts: tuple[Composition, Composition] | None = field(default=None, repr=False)
+    earlier: tuple[Earlier, ...] = ()
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str] | RunDirectory) -> Result:
@@ -110,7 +122,8 @@ class Result:
             CorruptFile: something in it is damaged.
         """
         opened = directory if isinstance(directory, RunDirectory) else RunDirectory.open(directory)
-        compositions, runs = executed_mechanisms(opened)
+        earlier = earlier_of(opened)
+        composed, runs = executed_mechanisms(opened, carried=carried(earlier))
         records, parts = opened.records(), None
         if subsample.rule_of(opened.definition) is not None:
             tuning, final = subsample.spent(opened, records)
@@ -120,11 +133,17 @@ class Result:
             search=opened.definition,
             parts=parts,
             trials=tuple(records.values()),
-            compositions=compositions,
+            compositions=composed,
             runs=runs,
             trial_budget=trial_budget(opened),
             holdout_trial_budget=trial_budget(opened, HELD),
-            holdout_mechanisms=executed_mechanisms(opened, "holdout-ledger", "holdout-plan.json")[0][0],
+            holdout_mechanisms=executed_mechanisms(
+                opened,
+                "holdout-ledger",
+                "holdout-plan.json",
+                carried=tuple((None, released) for released in carried_of_holdout(earlier)),
+            )[0][0],
+            earlier=earlier,
         )
 
     @property
@@ -174,7 +193,8 @@ class Result:
         rule = self.selection
         if not isinstance(rule, Subsample) or self.parts is None:
             raise InvalidValue("selection", rule.rule, "must be subsample", "Use result.epsilon_released.")
-        return subsample.cost(rule, self.search_budget, *self.parts)
+        before = [mechanism for _, spent in carried(self.earlier) for mechanism in spent]
+        return subsample.cost(rule, self.search_budget, *self.parts, before)
 
     @property
     def accountant(self) -> str:
@@ -249,6 +269,7 @@ class Result:
 
         By the search's accountant, at the budget's delta (for all of it together, not for each) and adjacency. It is
         what an adversary learns who sees every trial, also those that failed, and holds however the best was chosen.
+        Where the search goes on from earlier ones, what those spent on the same people is composed with it.
         A sampler that learns (TPE, GP) chooses plans by earlier results: the number is then the composition of the
         sequence of plans that came about, not a bound over all that could have.
 
@@ -260,6 +281,21 @@ class Result:
         return largest(
             accountants.epsilon(each, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant)
             for each in self.compositions
+        )
+
+    @cached_property
+    def epsilon_carried(self) -> Interval | None:
+        """Bounds of epsilon of what earlier searches spent on the same people alone; None where there are none.
+
+        It is part of :attr:`epsilon_search`, and is not to be added to it.
+        """
+        before = carried(self.earlier)
+        if not before:
+            return None
+        budget = self.search_budget
+        return largest(
+            accountants.epsilon(each, delta=budget.delta, adjacency=budget.adjacency, accountant=self.accountant)
+            for each in compositions([], family=self.family, carried=before)
         )
 
     @property
@@ -392,6 +428,8 @@ class Result:
             "epsilon_released": self.epsilon_released.to_json(),
             "epsilon_holdout": self.epsilon_holdout.to_json() if self.epsilon_holdout else None,
             "selection": self.selection.to_json(),
+            "earlier": [each.to_json() for each in self.earlier],
+            "epsilon_carried": self.epsilon_carried.to_json() if self.epsilon_carried else None,
             "family": self.family,
             "runs": self.runs,
             "trials": [record.to_json() for record in self.trials],
@@ -497,11 +535,31 @@ class Result:
                 f"epsilon of the released result: {_epsilon(self.epsilon_released)} (delta {budget.delta:g}; trials "
                 f"and final run; selection subsample, tuned on a fraction of {rule.fraction:g}, final run on "
                 f"{where}; {self.subsample_bound.theorem}; for those who do not know who is in the subsample)"
+                f"{self._carried_text()}"
             )
         runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
         whole = _epsilon(self.epsilon_search)
         members = f"; {OF_MEMBERS}" if self.family else ""
-        return f"epsilon of the whole search: {whole}, selection composition (all that ran: {runs}{members})"
+        return (
+            f"epsilon of the whole search: {whole}, selection composition (all that ran: {runs}{members})"
+            f"{self._carried_text()}"
+        )
+
+    def carried_line(self) -> str:
+        """Which earlier searches' spending is part of this one's, and whose is not; empty where there are none."""
+        added = [each.name for each in self.earlier if each.counted]
+        others = [f"{each.name} ({each.why})" for each in self.earlier if not each.counted]
+        parts = []
+        if added:
+            alone = self.epsilon_carried
+            spent = "which spent nothing" if alone is None else f"alone {_epsilon(alone)}"
+            parts.append(f"with {', '.join(added)}, {spent}")
+        if others:
+            parts.append(f"without {'; '.join(others)}")
+        return "; ".join(parts)
+
+    def _carried_text(self) -> str:
+        return f"; goes on from earlier searches: {self.carried_line()}" if self.earlier else ""
 
     def _table(self) -> pa.Table:
         return _table(self.trials, self.budget)

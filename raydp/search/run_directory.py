@@ -12,6 +12,7 @@ Layout (version 2)::
     trials/<key>/       config.json, plan.json
     trials/<key>/seed-<i>/   ledger.jsonl, metrics.jsonl, checkpoints
                         (of a private hold-out with a budget also holdout-plan.json and holdout-ledger.jsonl)
+    earlier/<id>/       what earlier searches spent, from which this one goes on (see raydp.search.earlier)
     secrets/            mode 0700: noise keys of the trials that are not done
     private/            mode 0700: all trials of a search under random stopping, a run directory of its own (see
                         raydp.search.secrecy)
@@ -51,6 +52,7 @@ LAYOUT = 2
 #: Name of the field of the journal that says what a trial may release of a private hold-out under random stopping.
 HELD = "holdout_trial_budget"
 DEFINITION, JOURNAL, LOCK, SOURCE = "raydp.json", "journal.jsonl", "lock", "search.py"
+EARLIER = "earlier"
 COPY = "copy.json"  # marks a copy of what a search elsewhere released (see raydp.search.copies)
 SOFTWARE = [
     "raydp-search",

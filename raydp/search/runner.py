@@ -22,7 +22,7 @@ from torch import nn
 from raydp.data import Dataset
 from raydp.errors import CorruptFile, InvalidValue, RaydpError
 from raydp.privacy.selection import RandomStopping
-from raydp.search import holdout, statement, subsample
+from raydp.search import carrying, holdout, statement, subsample
 from raydp.search.connection import ClusterLost, Presence, concurrency, connected, head_watched, present
 from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
@@ -63,6 +63,7 @@ def run(
         return _drive(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet, extra_trials=0)
     path = storage or free_directory(search.name)
     RunDirectory.require_new(path)
+    carrying.found(search)
     with connected(search, address, tracking_uri=tracking_uri):
         concurrency(search)  # what does not fit is refused before there is a directory
         directory = RunDirectory.create(path, definition, source_file=file)
@@ -342,6 +343,10 @@ def _numbers(result: Result) -> dict[str, Any]:
     numbers: dict[str, Any] = {"epsilon_search": result.epsilon_search.upper, "trials": len(result.trials)}
     numbers["epsilon_released"] = result.epsilon_released.upper
     numbers["selection"] = result.selection.rule
+    if result.earlier:
+        numbers["after"] = ", ".join(f"{each.name} ({each.id[:8]})" for each in result.earlier)
+        if result.epsilon_carried is not None:
+            numbers["epsilon_carried"] = result.epsilon_carried.upper
     if result.epsilon_holdout is not None:
         numbers["epsilon_holdout"] = result.epsilon_holdout.upper
     if best is not None:

@@ -135,6 +135,7 @@ class Sampling:
         self._running: dict[int, Trial] = {}
         self._first: dict[str, int] = {}  # canonical config -> number of its first proposal
         self._next = 0
+        self._learned = 0  # earlier searches' trials, which stand in the study before the proposals
 
     @property
     def size(self) -> int | None:
@@ -162,7 +163,7 @@ class Sampling:
                 self._study.enqueue_trial(self._warm_start[number])
             trial = self._study.ask()
             config = self._space.suggest(trial)
-        assert trial.number == number
+        assert trial.number == self._learned + number
         self._running[number] = trial
         self._next += 1
         first = self._first.setdefault(canonical(config), number)
@@ -200,6 +201,31 @@ class Sampling:
         trial = self._take(number)
         trial.set_user_attr("reason", reason)
         self._tell(trial, TrialState.FAIL, None)
+
+    def learn(self, trials: Sequence[tuple[Mapping[str, Any], Sequence[float]]]) -> None:
+        """Tell complete trials of earlier searches, before anything is restored or asked. They are no proposals.
+
+        Args:
+            trials: (config, the value of each objective).
+
+        Raises:
+            InvalidValue: proposals were already made, the sampler is a grid, or the space cannot propose a config.
+        """
+        if self._next or self._grid is not None:
+            raise InvalidValue("learn", self._next, "must come first, and has no meaning for a grid", "Leave it out.")
+        for config, values in trials:
+            params, distributions = self._space.replay(config)
+            with quiet():
+                self._study.add_trial(
+                    create_trial(
+                        state=TrialState.COMPLETE,
+                        values=list(values),
+                        params=params,
+                        distributions=distributions,
+                        constraints={_CONSTRAINT: _FEASIBLE},
+                    )
+                )
+            self._learned += 1
 
     def restore(self, records: Sequence[Past], *, metrics: Sequence[str]) -> None:
         """Rebuild the study from the records of an earlier run, before anything is asked.

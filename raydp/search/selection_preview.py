@@ -19,16 +19,18 @@ from raydp.privacy.selection_budget import released, trial_budget
 from raydp.privacy.stopping import NegativeBinomial
 from raydp.search import subsample
 from raydp.search.definition import Search
+from raydp.search.spending import Carried
 
 _LEVELS = (0.5, 0.9, 0.95, 0.99)
 _FRACTION = 0.1
 
 
-def describe(search: Search, plan: Plan, config: Config) -> dict[str, Any]:
+def describe(search: Search, plan: Plan, config: Config, *, before: Carried = ()) -> dict[str, Any]:
     """The JSON form: ``rule``, ``theorem``, what a trial and the released result cost, and :func:`alternatives`.
 
     Args:
         plan, config: of one trial, such as the one at the centre of the space.
+        before: what earlier searches spent on the same people.
     """
     rule, trial = search.rule, search.trial_budget
     record: dict[str, Any] = {
@@ -50,12 +52,14 @@ def describe(search: Search, plan: Plan, config: Config) -> dict[str, Any]:
     elif isinstance(rule, Public):
         record["epsilon_of_the_released_result"] = 0.0
     elif isinstance(rule, Subsample):
-        record.update(_subsample(search, rule, config, plan, runs))
+        record.update(_subsample(search, rule, config, plan, runs, before))
     record["same_budget_under_other_rules"] = alternatives(search.budget, runs)
     return record
 
 
-def _subsample(search: Search, rule: Subsample, config: Config, plan: Plan, runs: int) -> dict[str, Any]:
+def _subsample(
+    search: Search, rule: Subsample, config: Config, plan: Plan, runs: int, before: Carried
+) -> dict[str, Any]:
     """What tuning with ``runs`` runs of this plan and a final run of its config would cost, if all of them finish."""
     record: dict[str, Any] = {
         "fraction": rule.fraction,
@@ -68,7 +72,8 @@ def _subsample(search: Search, rule: Subsample, config: Config, plan: Plan, runs
     except (Infeasible, InvalidValue) as error:
         return {**record, "no_final_run": str(error)}
     changed = {name: value for name, value in carried.items() if config.get(name) != value}
-    bound = subsample.cost(rule, search.budget, plan.mechanisms * runs, final.mechanisms)
+    earlier = [mechanism for _, spent in before for mechanism in spent]
+    bound = subsample.cost(rule, search.budget, plan.mechanisms * runs, final.mechanisms, earlier)
     return {
         **record,
         "final_run_changes": changed,

@@ -20,9 +20,10 @@ from raydp.privacy.ledger import Ledger
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Interval, Plan
 from raydp.privacy.selection import Subsample
-from raydp.search import holdout, subsample
+from raydp.search import carrying, holdout, subsample
 from raydp.search.definition import Search
 from raydp.search.display import Display
+from raydp.search.earlier import carried, earlier_of
 from raydp.search.records import FINISHED, TrialRecord, key_of
 from raydp.search.run_directory import RunDirectory
 from raydp.search.sampling import Sampling
@@ -59,6 +60,10 @@ class Session:
         self.failure: str | None = None  # why no more trials can be proposed, if it is an error
         self._tracker, self._display, self._clock = tracker, display, clock
         self._begun = clock()
+        carrying.take_over(search, directory)
+        earlier = earlier_of(directory)
+        self._carried = carried(earlier)
+        self._carried_members = {member for member, _ in self._carried if member is not None}
         self._sampling = Sampling(
             space=search.point_space,
             sampler=search.sampler,
@@ -70,6 +75,11 @@ class Session:
         extended = sum(int(event["trials"]) for event in directory.events() if event["event"] == "extended")
         self.target = (search.trials if terms is None else terms.runs) + extended
         records = directory.records()
+        if earlier:
+            lessons = carrying.lessons(search, earlier)
+            if lessons.trials:
+                self._sampling.learn(lessons.trials)
+            self._display.note(f"{', '.join(each.name for each in earlier)}: {lessons.summary(search.sampler)}.")
         self._sampling.restore([record for record in records.values() if not record.final], metrics=search.metrics)
         self._records: dict[str, TrialRecord] = {}
         self._states: Counter[str] = Counter()  # how many records are in which state
@@ -387,8 +397,16 @@ class Session:
         plan, family = self._records[key].plan, is_family(self.directory.definition)
         whole = () if plan is None else plan.mechanisms
         for position, ledger in self._ledgers(key).items():
-            total = self._spending.setdefault(position if family else 0, RunningRdp())
-            total.add(whole if ledger is None else ledger.mechanisms)
+            self._spent_by(position if family else 0).add(whole if ledger is None else ledger.mechanisms)
+
+    def _spent_by(self, member: int) -> RunningRdp:
+        """The running total of a member, which begins with what earlier searches spent on it."""
+        if member not in self._spending:
+            self._spending[member] = RunningRdp()
+            for concerned, spent in self._carried:
+                if concerned is None or concerned == member:
+                    self._spending[member].add(spent)
+        return self._spending[member]
 
     def _epsilon(self, key: str) -> dict[str, Interval]:
         """Bounds of the trial's costliest run: the plan's certificate if a run was finished, else from the ledgers."""
@@ -427,7 +445,7 @@ class Session:
     def _total(self) -> Interval:
         """Of all finished trials: the largest of the members, see :func:`raydp.search.spending.compositions`."""
         budget = self.search.budget
-        totals = list(self._spending.values()) or [RunningRdp()]
+        totals = [self._spent_by(member) for member in {0, *self._spending, *self._carried_members}]
         return largest(total.epsilon(delta=budget.delta, adjacency=budget.adjacency) for total in totals)
 
     @property

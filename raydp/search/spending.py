@@ -16,6 +16,8 @@ from raydp.privacy.plan import Interval
 from raydp.search.run_directory import RunDirectory
 
 Composition = tuple[Mechanism, ...]
+#: Of earlier searches: (member of a family that it concerns, or None for everybody; what was spent).
+Carried = tuple[tuple[int | None, Composition], ...]
 #: Said wherever epsilon of a search over a family is stated.
 OF_MEMBERS = "members are different people: the largest of them"
 
@@ -70,11 +72,15 @@ def executed_runs(directory: RunDirectory, ledger: str = "ledger") -> list[Execu
 
 
 def executed_mechanisms(
-    directory: RunDirectory, ledger: str = "ledger", plan_file: str = "plan.json"
+    directory: RunDirectory, ledger: str = "ledger", plan_file: str = "plan.json", *, carried: Carried = ()
 ) -> tuple[tuple[Composition, ...], int]:
     """(what each member's people went through, see :func:`compositions`; runs that executed at least one step).
 
     A damaged ledger counts as its whole plan, with a warning: what ran under it is unknown, and was at most that.
+
+    Args:
+        ledger, plan_file: of the training, or of a private hold-out.
+        carried: what earlier searches spent, which is composed with the runs and is none of those that are counted.
 
     Raises:
         CorruptFile: a ledger is damaged and there is no readable plan beside it.
@@ -91,7 +97,7 @@ def executed_mechanisms(
             spent = run.ledger.mechanisms
         runs.append((run.seed, spent))
     count = sum(bool(spent) for _, spent in runs)
-    return compositions(runs, family=is_family(directory.definition)), count
+    return compositions(runs, family=is_family(directory.definition), carried=carried), count
 
 
 def is_family(definition: Mapping[str, Any]) -> bool:
@@ -102,7 +108,9 @@ def is_family(definition: Mapping[str, Any]) -> bool:
     return definition.get("family") is True
 
 
-def compositions(runs: Iterable[tuple[int, Composition]], *, family: bool) -> tuple[Composition, ...]:
+def compositions(
+    runs: Iterable[tuple[int, Composition]], *, family: bool, carried: Carried = ()
+) -> tuple[Composition, ...]:
     """What the people of a search went through: the composition of all runs, or in a family of each member's runs.
 
     Members of a family are different people, so nobody's examples are in the runs of two members. By parallel
@@ -112,14 +120,19 @@ def compositions(runs: Iterable[tuple[int, Composition]], *, family: bool) -> tu
     Args:
         runs: (position of the seed, which is the member in a family; what was executed) of each.
         family: whether positions are members.
+        carried: what earlier searches spent on the same people (:mod:`raydp.search.earlier`).
 
     Returns:
         Merged, each different one once; at least one, which may be empty.
     """
     members: dict[int, list[Mechanism]] = {}
-    for position, mechanisms in runs:
+    everybody = [mechanism for member, mechanisms in carried if member is None for mechanism in mechanisms]
+    own = [(member, mechanisms) for member, mechanisms in carried if member is not None]
+    for position, mechanisms in (*runs, *own):
         members.setdefault(position if family else 0, []).extend(mechanisms)
-    return tuple(dict.fromkeys(merged(mechanisms) for mechanisms in members.values())) or ((),)
+    if everybody and not members:
+        members[0] = []
+    return tuple(dict.fromkeys(merged([*everybody, *found]) for found in members.values())) or ((),)
 
 
 def largest(intervals: Iterable[Interval]) -> Interval:

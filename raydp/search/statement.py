@@ -22,13 +22,23 @@ from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.noise import NOISE_CLAIM, NOISE_SOURCE
 from raydp.privacy.plan import Interval, Plan
 from raydp.privacy.selection_budget import released
-from raydp.search import subsample
+from raydp.search import statement_earlier, subsample
 from raydp.search.display import upward
+from raydp.search.earlier import Earlier, carried, carried_of_holdout, earlier_of
 from raydp.search.holdout import LEDGER, NOISED, PLAN
 from raydp.search.records import NOT_STATED, TrialRecord
 from raydp.search.results import INSECURE
 from raydp.search.run_directory import HELD, RunDirectory, atomic_file, trial_budget
-from raydp.search.spending import OF_MEMBERS, ExecutedRun, compositions, executed_runs, is_family, largest, merged
+from raydp.search.spending import (
+    OF_MEMBERS,
+    Carried,
+    ExecutedRun,
+    compositions,
+    executed_runs,
+    is_family,
+    largest,
+    merged,
+)
 
 VERSION = 1
 JSON_FILE, TEXT_FILE = "statement.json", "statement.txt"
@@ -84,14 +94,16 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
     solved = trial_budget(opened)
     trials, spent = _trials(opened, records, solved or budget)
     family, accountant = is_family(definition), str(definition.get("accountant", "pld"))
-    whole = compositions(spent, family=family)
+    earlier = earlier_of(opened)
+    before = carried(earlier)
+    whole = compositions(spent, family=family, carried=before)
     worst = max(whole, key=lambda each: _interval(each, budget, accountant).upper)
     rule = selection.from_json(definition.get("selection") or selection.Composition().to_json())
     parts = subsample.spent(opened, records) if isinstance(rule, selection.Subsample) else None
     insecure = definition.get("insecure_seed") is not None
     population = _population(rule, records)
     metrics = _metrics(definition, records)
-    held = _holdout(opened)
+    held = _holdout(opened, earlier)
     return {
         "statement": VERSION,
         "search": {
@@ -126,13 +138,14 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
             "rule": rule.rule,
             "parameters": rule.to_json(),
             "theorem": rule.theorem,
-            "released": _released(rule, solved, budget, whole, parts),
+            "released": _released(rule, solved, budget, whole, parts, before),
         },
+        "earlier": statement_earlier.entries(earlier, lambda each, name: _interval(each, budget, name)),
         "metrics": metrics,
         "holdout": held,
         "trials": trials,
         "everything": {
-            "meaning": _EVERYTHING + (_FAMILY if family else ""),
+            "meaning": _EVERYTHING + (_FAMILY if family else "") + (statement_earlier.MEANING if earlier else ""),
             "runs": sum(bool(run["mechanisms"]) for trial in trials for run in trial["runs"]),
             "mechanisms": [_mechanism(mechanism) for mechanism in worst],
             "epsilon": {
@@ -140,7 +153,7 @@ def build(directory: str | os.PathLike[str] | RunDirectory) -> dict[str, Any]:
                 for name in accountants.ACCOUNTANTS
             },
         },
-        "not_covered": _not_covered(definition, budget, population, metrics, rule),
+        "not_covered": _not_covered(definition, budget, population, metrics, rule, earlier),
         "software": dict(opened.header.get("software") or {}),
     }
 
@@ -151,6 +164,7 @@ def _released(
     budget: Budget,
     whole: Sequence[tuple[Mechanism, ...]],
     parts: tuple[Sequence[Mechanism], Sequence[Mechanism]] | None,
+    before: Carried,
 ) -> dict[str, Any]:
     """What the released result costs by the theorem of the selection, and the numbers that it follows from."""
     record: dict[str, Any] = {"epsilon": None, "delta": budget.delta, "trial_budget": None, "parts": {}}
@@ -162,7 +176,7 @@ def _released(
     if isinstance(rule, selection.Public):
         return {**record, "epsilon": 0.0}
     if isinstance(rule, selection.Subsample) and parts is not None:
-        bound = subsample.cost(rule, budget, *parts)
+        bound = subsample.cost(rule, budget, *parts, [mechanism for _, spent in before for mechanism in spent])
         return {**record, "epsilon": bound.epsilon, "parts": bound.parts, "bound": bound.theorem}
     return {**record, "epsilon": largest(_interval(each, budget, "pld") for each in whole).upper}
 
@@ -224,9 +238,10 @@ def text(statement: Mapping[str, Any]) -> str:
         "What ran (epsilon is an upper bound at the budget's delta):",
         *(line for trial in statement["trials"] for line in _trial_lines(trial)),
         "",
-        f"Everything that ran, composed ({statement['everything']['runs']} runs): "
+        f"Everything that ran, composed ({statement['everything']['runs']} runs{_and_earlier(statement)}): "
         f"{_listed(statement['everything']['epsilon'])}",
         statement["everything"]["meaning"],
+        *statement_earlier.lines(statement["earlier"]),
         "",
         "What is not covered:",
         *(f"- {item['what']}: {item['why']}" for item in statement["not_covered"]),
@@ -238,6 +253,11 @@ def text(statement: Mapping[str, Any]) -> str:
         for line in lines
     )
     return "\n".join(wrapped) + "\n"
+
+
+def _and_earlier(statement: Mapping[str, Any]) -> str:
+    runs = sum(each["runs"] for each in statement["earlier"] if each["counted"])
+    return f", and {runs} of earlier searches" if runs else ""
 
 
 def _budget_line(statement: Mapping[str, Any]) -> str:
@@ -385,7 +405,7 @@ def _names(definition: Mapping[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
+def _holdout(opened: RunDirectory, earlier: Sequence[Earlier]) -> dict[str, Any] | None:
     """What was released of a private hold-out through noise; None where the search has no budget for it."""
     definition = opened.definition
     if definition.get("holdout_budget") is None:
@@ -393,7 +413,8 @@ def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
     stated, solved = Budget.from_json(definition["holdout_budget"]), trial_budget(opened, HELD)
     budget = solved or stated
     runs: list[dict[str, Any]] = []
-    spent: list[Mechanism] = []
+    spent: list[Mechanism] = [mechanism for each in carried_of_holdout(earlier) for mechanism in each]
+    before = merged(spent)
     populations: set[int] = set()
     for run in executed_runs(opened, LEDGER.removesuffix(".jsonl")):
         plan = opened.plan(run.key, PLAN)
@@ -408,6 +429,7 @@ def _holdout(opened: RunDirectory) -> dict[str, Any] | None:
         "budget": stated.to_json(),
         "released": _released_of_holdout(definition, solved),
         "runs": runs,
+        "earlier_reports": sum(mechanism.steps for mechanism in before),
         "mechanisms": [_mechanism(mechanism) for mechanism in merged(spent)],
         "epsilon": _epsilon(merged(spent), budget),
     }
@@ -427,6 +449,7 @@ def _holdout_lines(held: Mapping[str, Any] | None) -> list[str]:
     if held is None:
         return []
     budget = held["budget"]
+    before = f" and {held['earlier_reports']} reports of earlier searches" if held["earlier_reports"] else ""
     composed = "; ".join(f"sigma = {m['noise_multiplier']:.6g}, T = {m['steps']}" for m in held["mechanisms"])
     if (found := held["released"]) is not None:
         return [
@@ -437,8 +460,8 @@ def _holdout_lines(held: Mapping[str, Any] | None) -> list[str]:
         ]
     return [
         f"Private hold-out: {held['meaning']} N = {held['population'] or 'not known yet'}. Budget of each run: epsilon "
-        f"= {budget['epsilon']:g} at delta = {budget['delta']:g}. All {len(held['runs'])} runs composed ({composed}): "
-        f"{_listed(held['epsilon'])}."
+        f"= {budget['epsilon']:g} at delta = {budget['delta']:g}. All {len(held['runs'])} runs{before} composed "
+        f"({composed}): {_listed(held['epsilon'])}."
     ]
 
 
@@ -454,11 +477,12 @@ def _not_covered(
     population: int | None,
     metrics: Mapping[str, Any],
     rule: selection.Selection,
+    earlier: Sequence[Earlier],
 ) -> list[dict[str, str]]:
     """What a reader must not take the numbers for. The first ones hold for every search."""
     found = {
-        "choices outside this search": "Hyperparameters, models, methods or earlier searches that were settled with a "
-        "look at the private data are not in these numbers.",
+        "choices outside this search": "Hyperparameters, models, methods or earlier searches (other than those that are "
+        "listed) that were settled with a look at the private data are not in these numbers.",
         "timing": "How long a trial takes depends on the sizes of its batches, and is shown (seconds, progress).",
         "public constants": "The number N of private examples, their size, the number and names of classes, and "
         "constants of normalisation are taken to be public.",
@@ -488,11 +512,12 @@ def _not_covered(
         )
     elif population is None or budget.delta * population > 0.1:
         found["delta"] = "delta should be well below 1/N; here it is not, or N is not known."
-    if definition.get("sampler") in ("tpe", "gp"):
+    if any(each.get("sampler") in ("tpe", "gp") for each in (definition, *(one.definition for one in earlier))):
         found["adaptive composition"] = (
             "The sampler chose later plans by earlier results. The composition is that of the plans that came about, "
             "not a bound over all that could have."
         )
+    found.update(statement_earlier.not_covered(earlier))
     if is_family(definition):
         found["people in several members"] = (
             "The members of the family are taken to be different people, who share no example. Whoever is in several "

@@ -170,9 +170,15 @@ def spent(directory: RunDirectory, records: Mapping[str, TrialRecord]) -> tuple[
     return tuning, final
 
 
-def cost(rule: Subsample, budget: Budget, tuning: Sequence[Mechanism], final: Sequence[Mechanism]) -> Bound:
-    """Epsilon of everything that ran, by the smallest valid bound."""
-    return subsample_bound(merged(tuning), merged(final), rule, budget)
+def cost(
+    rule: Subsample,
+    budget: Budget,
+    tuning: Sequence[Mechanism],
+    final: Sequence[Mechanism],
+    before: Sequence[Mechanism] = (),
+) -> Bound:
+    """Epsilon of everything that ran, also ``before`` in earlier searches on all examples, by the smallest bound."""
+    return subsample_bound(merged(tuning), merged(final), rule, budget, before=merged(before))
 
 
 def rule_of(definition: Mapping[str, Any]) -> Subsample | None:

@@ -99,7 +99,12 @@ def print_preview(name: str, preview: Mapping[str, Any], console: Console | None
         if seen := plan.get("epsilon_by_adjacency"):
             both = ", ".join(f"{value:.6g} for {adjacency}" for adjacency, value in seen.items())
             console.print(Text(f"  the same noise spends epsilon = {both}"))
-    for part in ("resources", "cost", "selection", "holdout"):
+    earlier = preview.get("earlier") or {}
+    for each in earlier.get("searches", ()):
+        added = "added" if each["counted"] else "not added"
+        console.print(Text(f"earlier | {each['name']} ({each['path']}): {added}, {each['why']}"))
+    preview = {**preview, "earlier": {key: value for key, value in earlier.items() if key != "searches"}}
+    for part in ("resources", "cost", "selection", "holdout", "earlier"):
         for key, value in (preview.get(part) or {}).items():
             console.print(Text(f"{part} | {key.replace('_', ' ')}: {_short(value)}"))
 
@@ -140,13 +145,20 @@ def print_verification(report: Mapping[str, Any], console: Console | None = None
         console.print(
             Text(f"released result: epsilon {released['epsilon']:.6g}, by {released['theorem']}"), soft_wrap=True
         )
+    for each in report.get("earlier", ()):
+        added = "added" if each["counted"] else "not added"
+        line = f"earlier search {each['name']} ({each['path']}): {added}, {each['why']}; original {each['original']}"
+        console.print(Text(line, style="" if each["ok"] else "red"), soft_wrap=True)
+        for problem in each["problems"]:
+            console.print(Text(f"earlier search {each['name']}: {problem}", style="red"), soft_wrap=True)
     whole = report["search"]["epsilon"]
     listed = ", ".join(f"{name} {_upper(whole, name)}" for name in sorted(whole))
     console.print(
         Text(f"budget of a trial: epsilon {budget['epsilon']:g}, delta {budget['delta']:g}, {budget['adjacency']}")
     )
     members = f" ({OF_MEMBERS})" if report["search"].get("family") else ""
-    console.print(Text(f"epsilon of the whole search, at most: {listed}{members}"))
+    before = " with the earlier ones" if any(each["counted"] for each in report.get("earlier", ())) else ""
+    console.print(Text(f"epsilon of the whole search{before}, at most: {listed}{members}"))
     bad = sum(not trial["ok"] for trial in report["trials"])
     if report["ok"]:
         console.print(Text(f"All {len(rows)} runs hold their budget.", style="green"))

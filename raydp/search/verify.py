@@ -22,10 +22,12 @@ from raydp.privacy.calibration import delta_at
 from raydp.privacy.mechanism import Mechanism
 from raydp.privacy.plan import Interval, Plan
 from raydp.search import subsample
+from raydp.search.earlier import Earlier, carried, carried_of_holdout
 from raydp.search.records import FINISHED, TrialRecord, fold
 from raydp.search.results import INSECURE
 from raydp.search.run_directory import RunDirectory, read_json_lines, trial_budget
-from raydp.search.spending import ExecutedRun, compositions, executed_runs, is_family, largest
+from raydp.search.spending import Carried, ExecutedRun, compositions, executed_runs, is_family, largest
+from raydp.search.verify_earlier import verify_earlier
 from raydp.search.verify_holdout import verify_holdout
 
 #: Relative slack above the budget: floating point, not privacy.
@@ -58,6 +60,8 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
              "search": {"epsilon": {accountant: interval}, "runs": int,
                         "family": bool},            # the runs of each member composed, the largest of the members
              "released": null | {"epsilon": number, "theorem": str},  # after tuning on a subsample: what it cost
+             "earlier": [{…}],                  # see :func:`raydp.search.verify_earlier.verify_earlier`; what the
+                                                # counted ones spent is part of "search" and "released"
              "holdout": {…} | null,             # see :func:`raydp.search.verify_holdout.verify_holdout`
              "problems": [str]}                 # what concerns no single run: a damaged or edited journal or
                                                 # definition, a statement of another journal, insecure noise
@@ -108,7 +112,10 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
     lost = {run.path: plans[run.key].mechanisms for run in runs if run.ledger is None and run.key in plans}
     family = is_family(opened.definition)
     everything = {**spent, **lost}
-    whole = compositions([(run.seed, everything.get(run.path, ())) for run in runs], family=family)
+    earlier, carried_entries = verify_earlier(opened, problems) if readable else ((), [])
+    before = _carried(earlier, problems)
+    ran = [(run.seed, everything.get(run.path, ())) for run in runs]
+    whole = compositions(ran, family=family, carried=before)
     intervals = _recompute({*spent.values(), *whole}, budget.delta, budget.adjacency, processes)
 
     by_trial: dict[str, list[ExecutedRun]] = {}
@@ -135,15 +142,18 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
         ]
         entries.append(_entry(run.key, run.seed, record, found, epsilon, run))
     problems += _parts(opened.definition, records, plans)
-    released = _released(opened, records, budget, problems) if readable else None
+    released = _released(opened, records, budget, problems, before) if readable else None
     seeds = _validate.integer("seeds", opened.definition.get("seeds", 1), low=1)
     entries += _missing(records, runs, seeds, plan_problems, accountant)
     entries.sort(key=lambda entry: (entry["key"], -1 if entry["seed"] is None else entry["seed"]))
-    held = verify_holdout(opened, records, seeds)
+    problems += _understated(opened, earlier, max(intervals[each]["pld"].upper for each in whole)) if readable else []
+    held = verify_holdout(opened, records, seeds, carried_of_holdout(earlier))
     if held is not None:
         problems += held["problems"]
     return {
-        "ok": not problems and all(entry["ok"] for entry in entries) and (held is None or held["ok"]),
+        "ok": not problems
+        and all(entry["ok"] for entry in (*entries, *carried_entries))
+        and (held is None or held["ok"]),
         "budget": budget.to_json(),
         "accountant": accountant,
         "plans": [_plan_entry(key, plan, records.get(key)) for key, plan in sorted(plans.items())],
@@ -156,6 +166,7 @@ def verify(directory: str | os.PathLike[str], *, processes: int = 1) -> dict[str
             "family": family,
         },
         "released": released,
+        "earlier": carried_entries,
         "holdout": held,
         "problems": problems,
     }
@@ -198,6 +209,35 @@ def _stated(opened: RunDirectory) -> list[str]:
     return [f"{file.name} was made from a journal that is not this one, or of which the end was cut off"]
 
 
+def _carried(earlier: Sequence[Earlier], problems: list[str]) -> Carried:
+    """What earlier searches spent on the same people."""
+    try:
+        return carried(earlier)
+    except CorruptFile as error:
+        problems.append(f"what earlier searches spent cannot be added up: {error}")
+        return ()
+
+
+def _understated(opened: RunDirectory, earlier: Sequence[Earlier], upper: float) -> list[str]:
+    """Whether the statement of a search that goes on from others names all of them, and composes what they spent."""
+    if not earlier:
+        return []
+    try:
+        statement = _validate.json_object((opened.path / "statement.json").read_text(encoding="utf-8"))
+        if statement["search"]["journal"]["head"] != opened.chained_events()[-1][1]:
+            return []  # made before the search went on
+        named = {entry["id"] for entry in statement["earlier"] if entry["counted"]}
+        stated = float(statement["everything"]["epsilon"]["pld"]["upper"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        return [f"statement.json does not say what earlier searches spent: {error!r}"]
+    found = [f"statement.json leaves out {each.name}" for each in earlier if each.counted and each.id not in named]
+    if stated < upper * (1 - UNDER):
+        found.append(f"statement.json says that everything costs epsilon = {stated:.6g}, the ledgers say {upper:.6g}")
+    return found
+
+
 def _parts(definition: Mapping[str, Any], records: Mapping[str, TrialRecord], plans: Mapping[str, Plan]) -> list[str]:
     """After tuning on a subsample: whether there is one final run at most, and plans are of the expected sizes."""
     rule, finals = subsample.rule_of(definition), [key for key, record in records.items() if record.final]
@@ -221,14 +261,15 @@ def _parts(definition: Mapping[str, Any], records: Mapping[str, TrialRecord], pl
 
 
 def _released(
-    opened: RunDirectory, records: Mapping[str, TrialRecord], budget: Budget, problems: list[str]
+    opened: RunDirectory, records: Mapping[str, TrialRecord], budget: Budget, problems: list[str], before: Carried
 ) -> dict[str, Any] | None:
     """What tuning on a subsample and the final run cost, by the ledgers; the statement must not say less."""
     rule = subsample.rule_of(opened.definition)
     if rule is None:
         return None
     try:
-        bound = subsample.cost(rule, budget, *subsample.spent(opened, records))
+        earlier = [mechanism for _, spent in before for mechanism in spent]
+        bound = subsample.cost(rule, budget, *subsample.spent(opened, records), earlier)
     except CorruptFile as error:
         problems.append(str(error))
         return None

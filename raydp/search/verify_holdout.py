@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,19 @@ from raydp.privacy.selection_budget import released
 from raydp.search.holdout import LEDGER, PLAN
 from raydp.search.records import FINISHED, TrialRecord
 from raydp.search.run_directory import HELD, RunDirectory, read_json_lines, trial_budget
-from raydp.search.spending import ExecutedRun, executed_runs, merged
+from raydp.search.spending import Composition, ExecutedRun, executed_runs, merged
 
 #: Relative slack above the budget: floating point, not privacy.
 _OVER = 1e-12
 
 
-def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], seeds: int) -> dict[str, Any] | None:
+def verify_holdout(
+    opened: RunDirectory, records: Mapping[str, TrialRecord], seeds: int, carried: Sequence[Composition] = ()
+) -> dict[str, Any] | None:
     """Check every release of a private hold-out. None for a search without a budget for it and without any release.
+
+    Args:
+        carried: what earlier searches released of it, which is composed with the runs.
 
     Returns:
         ``{"ok", "budget", "runs": [{"key", "seed", "ok", "problem", "reports", "noise_multiplier", "epsilon"}],
@@ -49,7 +54,7 @@ def verify_holdout(opened: RunDirectory, records: Mapping[str, TrialRecord], see
         wanted |= {(key, int(seed)) for seed in each.holdout_heads if seed.isdecimal()}
         wanted |= {(key, seed) for seed in range(1 if each.final else seeds) if each.state == "complete"}
     runs: list[dict[str, Any]] = []
-    spent: list[Mechanism] = []
+    spent: list[Mechanism] = [mechanism for each in carried for mechanism in each]
     for key, seed in sorted(wanted):
         run, record = found.get((key, seed)), records.get(key)
         plan, problem = _plan(opened, key, record, budget)

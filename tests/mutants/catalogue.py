@@ -538,6 +538,43 @@ MUTANTS = (
         tests=(_SUBSAMPLE_BOUND,),
     ),
     Mutant(
+        name="what earlier searches spent before a subsample forgotten",
+        file="privacy/selection_subsample.py",
+        old="last = _profile((*before, *final), budget, budget.delta)",
+        new="last = _profile(final, budget, budget.delta)",
+        tests=("search/test_earlier.py",),
+    ),
+    # Going on from earlier searches.
+    Mutant(
+        name="what earlier searches spent is not carried",
+        file="search/earlier.py",
+        old="for each in searches if each.counted for",
+        new="for each in searches if not each.counted for",
+        tests=("search/test_earlier.py",),
+        fast=True,
+    ),
+    Mutant(
+        name="earlier trials that have not ended are not carried",
+        file="search/earlier.py",
+        old="            spent = plan.mechanisms\n",
+        new="            spent = ()\n",
+        tests=("search/test_earlier.py",),
+    ),
+    Mutant(
+        name="an exchanged ledger of an earlier search is believed",
+        file="search/earlier.py",
+        old="ledger.mechanisms if ledger.head == heads.get(seed) else plan.mechanisms",
+        new="ledger.mechanisms",
+        tests=("search/test_earlier.py",),
+    ),
+    Mutant(
+        name="an earlier search with another source of data is taken for other people's",
+        file="search/carrying.py",
+        old="private.shares_with(other)",
+        new="False",
+        tests=("search/test_earlier.py",),
+    ),
+    Mutant(
         name="the theorem's condition on the second point not checked",
         file="privacy/selection_budget.py",
         old="    if delta_hat > hat_allowance(runs, hat):",

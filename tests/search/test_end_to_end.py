@@ -75,6 +75,26 @@ def test_verification_agrees(finished: Result) -> None:
     assert report["search"]["runs"] == 8
 
 
+def test_a_search_goes_on_from_another_one_and_carries_what_that_spent(finished: Result, tmp_path: Path) -> None:
+    search = small_search(name="next", trials=1, sampler="tpe", after=str(finished.directory))
+    found = search.run(storage=tmp_path / "next", quiet=True)
+    assert found.runs == 1 and found.epsilon_carried == finished.epsilon_search
+    assert found.epsilon_search.upper > finished.epsilon_search.upper
+    report = verify(found.directory)
+    assert report["ok"], report
+    client = MlflowClient(f"sqlite:///{found.directory / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'next'")
+    (parent,) = client.search_runs(
+        [experiment.experiment_id], "tags.raydp.search_id != '' and attributes.run_name = 'next'"
+    )
+    assert parent.data.tags["raydp.after"].startswith("whole (")
+    assert parent.data.metrics["epsilon_carried"] == pytest.approx(finished.epsilon_search.upper)
+    text = (found.directory / "report.html").read_text(encoding="utf-8")
+    assert "earlier searches: with whole" in text and "Earlier searches, whose results" in text
+    again = search.run(storage=tmp_path / "next", quiet=True)  # the same search: nothing is taken over twice
+    assert again.epsilon_search == found.epsilon_search
+
+
 def test_the_table_of_trials(finished: Result) -> None:
     table = pq.read_table(finished.directory / "trials.parquet")
     assert table.num_rows == 4

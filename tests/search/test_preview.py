@@ -24,7 +24,7 @@ def test_the_documented_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrivateData, "sample", refuse)
     search = small_search(trials=5, seeds=2, resources=Resources(total_cpus=4, cpus_per_worker=2))
     found = json.loads(json.dumps(preview(search, 2)))
-    assert set(found) == {"budget", "plans", "resources", "cost", "selection", "holdout"}
+    assert set(found) == {"budget", "plans", "resources", "cost", "selection", "holdout", "earlier"}
     assert found["budget"] == {"epsilon": 3.0, "delta": 1e-5, "adjacency": "add_remove"}
     assert [plan["point"] for plan in found["plans"]] == [
         "centre",

@@ -38,11 +38,17 @@ def forged_plan(budget=BUDGET, factor=0.5):
     )
 
 
-def add(directory, number, plan, *, state="complete", seeds=2, steps=None, journal=True):
+def add(directory, number, plan, *, state="complete", seeds=2, steps=None, journal=True, config=None, score=0.5):
     key = f"t{number:04d}"
     directory.write_json(f"trials/{key}/plan.json", plan.to_json())
     if journal:
-        event = {"event": "proposed", "key": key, "number": number, "config": {"lr": 0.1}, "plan": plan.digest}
+        event = {
+            "event": "proposed",
+            "key": key,
+            "number": number,
+            "config": config or {"lr": 0.1},
+            "plan": plan.digest,
+        }
         directory.append(event)
         directory.append({"event": "started", "key": key, "attempt": 1})
     for seed in range(seeds):
@@ -55,7 +61,7 @@ def add(directory, number, plan, *, state="complete", seeds=2, steps=None, journ
                     ledger.commit()
                 left -= min(left, phase.steps)
     if journal and state != "running":
-        finish(directory, key, state, metrics={"accuracy": [0.5] * seeds})
+        finish(directory, key, state, metrics={"accuracy": [score] * seeds})
     return key
 
 

@@ -203,6 +203,7 @@ def _cards(result: Result) -> str:
     if isinstance(result.selection, Composition):
         ran = f"everything that ran: {result.runs} runs of {len(result.trials)} trials"
         ran += f"; {OF_MEMBERS}" if result.family else ""
+        ran += f"; earlier searches: {result.carried_line()}" if result.earlier else ""
         cards.append(("ε of the whole search", whole, ran))
     else:
         cards.append(("ε of the released result", whole, f"selection {result.selection.rule}"))
