@@ -481,8 +481,8 @@ def _not_covered(
 ) -> list[dict[str, str]]:
     """What a reader must not take the numbers for. The first ones hold for every search."""
     found = {
-        "choices outside this search": "Hyperparameters, models, methods or earlier searches (other than those that are "
-        "listed) that were settled with a look at the private data are not in these numbers.",
+        "choices outside this search": "Hyperparameters, models, methods or earlier searches (other than those that "
+        "are listed) that were settled with a look at the private data are not in these numbers.",
         "timing": "How long a trial takes depends on the sizes of its batches, and is shown (seconds, progress).",
         "public constants": "The number N of private examples, their size, the number and names of classes, and "
         "constants of normalisation are taken to be public.",
