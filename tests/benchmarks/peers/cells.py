@@ -59,13 +59,20 @@ def compared(workload: str, batch: int, options: Options, *, jax: bool) -> Cell:
 
     Args:
         jax: whether the peer in jax has this workload; asked only where there is an interpreter.
+
+    Raises:
+        LoopFailed: raydp's own loop did, or that of SGD; a peer's failure is part of the cell.
     """
     sizes = [size for size in MICRO_BATCHES if size < batch]
     peers = [peer for peer in PEERS if peer != "jax" or (jax and options.jax_python is not None)]
     groups = [["plain"], ["raydp"]]
     for peer in peers:
         groups += [[peer], [f"{peer} {size}" for size in sizes]]
-    return _measured(workload, batch, options, groups)
+    cell = _measured(workload, batch, options, groups)
+    for own in ("plain", "raydp"):
+        if own in cell["failed"]:
+            raise LoopFailed(f"{own} on {workload} {batch}: {cell['failed'][own]}")
+    return cell
 
 
 def geometries(workload: str, batch: int, options: Options, loops: Iterable[str]) -> Cell:
