@@ -182,9 +182,12 @@ class Plan:
         ]
         bounds = "; ".join(f"{name} in [{b.lower:.6g}, {b.upper:.6g}]" for name, b in self.certificate.items())
         budget = self.budget
+        left = 'style="text-align:left"'  # notebooks align to the right
         return (
-            f"<table><thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead><tbody>"
-            + "".join(f"<tr>{''.join(f'<td>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
+            f"<table><thead><tr>{''.join(f'<th scope=col {left}>{name}</th>' for name in head)}</tr></thead><tbody>"
+            + "".join(
+                f"<tr>{''.join(f'<td {left}>{html.escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows
+            )
             + f"</tbody></table><div>budget: ε = {budget.epsilon:g}, δ = {budget.delta:g}, {budget.adjacency}, "
             f"{self.split}</div><div>certified ε: {html.escape(bounds)}</div>"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
 from raydp.privacy.plan import SPLITS, Plan
 from raydp.privacy.selection import Composition, RandomStopping, Selection, Subsample
-from raydp.search import holdout, subsample
+from raydp.search import holdout, notebook, subsample
 from raydp.search.dimensions import describe
 from raydp.search.sampling import SAMPLERS
 from raydp.search.sampling import check as check_sampler
@@ -618,26 +617,28 @@ class Search:
         return self.with_overrides(overrides)
 
     def _repr_html_(self) -> str:
-        """For notebooks: what is searched, what is fixed, and what every trial spends."""
+        """For notebooks: what is searched, what is fixed, and what is spent."""
         space = self.point_space
         domains = [(name, describe(found)) for name, found in sorted(space.distributions.items())]
-        names = ", ".join(f"{name} ({mode})" for name, mode in zip(self.metrics, self.modes, strict=True))
-        budget = self.budget
-        rows = {
+        budget, stops = self.budget, isinstance(self.rule, RandomStopping)
+        number = (
+            f"mean {self.rule.runs.mean:g}, at random" if isinstance(self.rule, RandomStopping) else f"{self.trials}"
+        )
+        items = {
             "method": ", ".join(found.name for found in self.methods),
             "data": self.data,
-            "every trial spends": f"ε = {budget.epsilon:g}, δ = {budget.delta:g}, {budget.adjacency}",
+            "public data": self.public or "",
+            "model": self.model or "",
+            f"{'the released result' if stops else 'every trial'} spends": (
+                f"ε = {budget.epsilon:g}, δ = {budget.delta:g}, {budget.adjacency}"
+            ),
+            "selection": "" if isinstance(self.rule, Composition) else self.rule.rule,
             "space": "\n".join(f"{name}: {domain}" for name, domain in domains),
             "fixed": "\n".join(f"{name} = {value}" for name, value in {**space.constants, **self.fixed}.items()),
-            "metric": names,
-            "trials": f"{self.trials}, {self.seeds} seed{'' if self.seeds == 1 else 's'} each, by {self.sampler}",
+            "metric": ", ".join(f"{name} ({mode})" for name, mode in zip(self.metrics, self.modes, strict=True)),
+            "trials": f"{number}, {self.seeds} seed{'' if self.seeds == 1 else 's'} each, by {self.sampler}",
         }
-        cells = "".join(
-            f"<tr><th>{name}</th><td>{html.escape(value).replace(chr(10), '<br>')}</td></tr>"
-            for name, value in rows.items()
-            if value
-        )
-        return f"<table><caption>Search {html.escape(self.name)}</caption><tbody>{cells}</tbody></table>"
+        return notebook.facts(f"Search {self.name}", items)
 
     def to_json(self) -> dict[str, Any]:
         """What a run directory stores; a define-by-run function is described, its file is kept beside it."""

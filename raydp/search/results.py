@@ -42,7 +42,7 @@ from raydp.privacy.plan import Interval
 from raydp.privacy.selection import Public, RandomStopping, Selection, Subsample
 from raydp.privacy.selection_bounds import Bound
 from raydp.privacy.selection_budget import released
-from raydp.search import subsample
+from raydp.search import notebook, subsample
 from raydp.search.earlier import Earlier, carried, carried_of_holdout, earlier_of
 from raydp.search.records import STATES, TrialRecord
 from raydp.search.run_directory import HELD, RunDirectory, atomic_file, trial_budget
@@ -445,20 +445,22 @@ class Result:
     def _repr_html_(self) -> str:
         """A small table for notebooks: the best trials, then the two epsilons."""
         metrics = [metric for metric, _ in self.objectives]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in ("trial", "state", *metrics, "config"))
-        rows = []
         ranked = {trial.key for trial in self.ranked}
-        for trial in [*self.ranked, *(t for t in self.trials if t.key not in ranked)][:_ROWS_SHOWN]:
-            cells = [trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial)]
-            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+        order = [*self.ranked, *(t for t in self.trials if t.key not in ranked)]
+        rows = [
+            (trial.key, trial.state, *(_spread(trial, metric) for metric in metrics), _config(trial))
+            for trial in order[:_ROWS_SHOWN]
+        ]
+        hidden = len(order) - len(rows)
         lines = [
+            *([f"and {hidden} more: result.to_pandas()"] if hidden else []),
             self._headline()[0],
             *self._measured_on(),
             *([INSECURE] if self.insecure else []),
             *self._epsilon_lines(),
         ]
         text = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{text}"
+        return notebook.table(("trial", "state", *metrics, "config"), rows) + text
 
     def _candidates(self) -> list[TrialRecord]:
         """Complete trials that have every objective."""

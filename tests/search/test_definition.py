@@ -265,3 +265,7 @@ def test_a_search_shows_itself_in_a_notebook() -> None:
     text = small_search(fixed={"epochs": 1, "batch_size": 256, "schedule": "cosine"})._repr_html_()
     for expected in ("ε = 3, δ = 1e-05", "learning_rate: numbers in [0.1, 4] (log)", "schedule = cosine", "tp_topk"):
         assert expected in text
+    assert "every trial spends" in text and "selection" not in text
+    assert text.count("<td style") == text.count("<td") and "text-align:left" in text
+    stopped = small_search(selection="geometric:4", sampler="random")._repr_html_()
+    assert "the released result spends" in stopped and "random_stopping" in stopped and "mean 4, at random" in stopped

@@ -223,6 +223,14 @@ def test_notebook_table_is_escaped(directory):
     assert "1 complete" in repr(Result.load(directory.path))
 
 
+def test_notebook_table_says_how_many_it_leaves_out(directory):
+    for number in range(12):
+        trial(directory, number, [number / 20])
+    text = Result.load(directory.path)._repr_html_()
+    assert text.count("<tr>") == 11 and "and 2 more: result.to_pandas()" in text
+    assert text.index("t0011") < text.index("t0002")  # the best first
+
+
 def test_insecure_noise_is_shown_wherever_the_result_is(tmp_path):
     result = Result(directory=tmp_path, search={**DEFINITION, "insecure_seed": 0}, trials=())
     for text in (result.summary(), result._repr_html_()):

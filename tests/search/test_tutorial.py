@@ -19,5 +19,7 @@ def test_the_tutorial_runs_and_is_kept_without_outputs(tmp_path, monkeypatch):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     shown = [output["data"] for output in outputs if "data" in output]
     assert sum("text/html" in data for data in shown) >= 3  # search, plan (or its table), result
-    assert sum("image/png" in data for data in shown) >= 2  # the figures
+    figures = [data for data in shown if "image/svg+xml" in data]
+    assert len(figures) == 2 and all("image/png" in data for data in figures)  # each once, without %matplotlib
+    assert not any("%matplotlib" in cell.source for cell in notebook.cells)
     assert any("of 360 held-out digits" in output.get("text", "") for output in outputs)
