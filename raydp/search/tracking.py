@@ -6,11 +6,13 @@ was missed while a server was down is found again by :meth:`Tracker.synchronise`
 
 ==================  ==========================================================================================
 child run           named by the trial's key and its varying hyperparameters
-params              the varying hyperparameters and ``method`` (over 250 characters: a digest; see config.json)
+params              the varying hyperparameters and ``method`` (over 250 characters: a digest; see config.json);
+                    splits again as ``Split/<name>`` where they would not be among the first axes
 tags                ``raydp.trial_key raydp.state raydp.reason raydp.attempts raydp.search_id mlflow.parentRunId``
 metrics over steps  ``seed-<i>/<name>``, from trials/<key>/seed-<i>/metrics.jsonl
 metrics at the end  ``<name>`` (mean over seeds), ``<name>_std``, ``epsilon.<accountant>`` (upper bound),
-                    ``epsilon.<accountant>.lower``, ``seconds``, ``diverged`` (1; NaN and infinities are never logged)
+                    ``epsilon.<accountant>.lower``, ``seconds``, ``diverged`` (1; what is not finite is never logged,
+                    but an objective is NaN until it is measured)
 artifacts           config.json, plan.json, seed-<i>/ledger.jsonl, the same two of a private hold-out that is measured
                     through noise, and nothing else: no key can slip in; of the parent
                     run: statement.json, statement.txt, report.html
@@ -18,6 +20,10 @@ status              proposed SCHEDULED · running RUNNING · complete FINISHED �
                     stopped, or unfinished when the search ends, KILLED
 parent run          params of the definition, counts and epsilons of the summary, a description
 ==================  ==========================================================================================
+
+Compare → parallel coordinates opens on the first three varying params by name, and on the first metric that all runs
+have in the order in which the database keeps them: in SQLite that of their first values. So a trial's objective is
+written, as NaN, before its first step is.
 
 tracking.json holds, for each tracker that was used, the ids of the runs and what was acknowledged, to save questions;
 losing it costs time only. So it is written seldom when it is large: at most a twentieth of the time goes into it. Only
@@ -32,6 +38,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -68,6 +75,8 @@ REPORT = "report.html"  # an artifact of the parent run, which MLflow shows in p
 SEARCH = "search"  # the parent run's name among the runs of a search
 _SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")
 _STATE_FILE = "tracking.json"
+_NOT_MEASURED = float("nan")
+_AXES = 3  # params that MLflow's parallel coordinates draw at first, by name
 _PARAM_LIMIT, _TAG_LIMIT, _NAME_LIMIT = 250, 4000, 120
 _RETRY_SECONDS = (5.0, 300.0)  # first and longest pause after a failure
 _STATE_SHARE = 19.0  # times as long as it took to write tracking.json, it is not written again
@@ -387,10 +396,17 @@ class Tracker:
         method = record.config.get("method", self._definition.get("method"))
         if method is not None:
             params["method"] = method
-        metrics: dict[str, float | None] = {"seconds": record.seconds} if record.finished else {}
+        params.update(_first_axes(varying))
+        metrics: dict[str, float | None] = {}
+        if record.state != "infeasible":
+            for name in _listed(self._definition.get("metric")):
+                metrics[_metric_name(name)] = _NOT_MEASURED
         for name in record.metrics:
-            metrics[_metric_name(name)] = record.mean(name)
+            mean = record.mean(name)
+            metrics[_metric_name(name)] = metrics.get(_metric_name(name)) if mean is None else mean
             metrics[f"{_metric_name(name)}_std"] = record.std(name)
+        if record.finished:
+            metrics["seconds"] = record.seconds
         for accountant, interval in record.epsilon.items():
             metrics[f"epsilon.{accountant}"] = interval.upper
             metrics[f"epsilon.{accountant}.lower"] = interval.lower
@@ -550,7 +566,7 @@ class _Server:
         run = self._client.get_run(run_id)
         now = int(time.time() * 1000)
         has = run.data
-        metrics = [Metric(k, v, now, 0) for k, v in content.metrics.items() if has.metrics.get(k) != v]
+        metrics = [Metric(k, v, now, 0) for k, v in content.metrics.items() if not _same(has.metrics.get(k), v)]
         params = [Param(k, v) for k, v in content.params.items() if k not in has.params]
         tags = [RunTag(k, v) for k, v in content.tags.items() if has.tags.get(k) != v]
         while metrics or params or tags:
@@ -682,6 +698,23 @@ def _param(value: Any) -> str:
     if len(text) <= _PARAM_LIMIT:
         return text
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]} (see config.json)"
+
+
+def _listed(names: Any) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+def _same(logged: float | None, wanted: float) -> bool:
+    """Whether a metric holds that value already; NaN is one value."""
+    return logged == wanted or (logged is not None and math.isnan(logged) and math.isnan(wanted))
+
+
+def _first_axes(varying: Mapping[str, Any]) -> dict[str, Any]:
+    """The splits of the budget under names that sort first, where MLflow would not draw them at once."""
+    splits = {name: value for name, value in varying.items() if name.endswith(("_share", "_fraction"))}
+    if set(splits) <= set(sorted(varying)[:_AXES]):
+        return {}
+    return {f"Split/{name}": value for name, value in splits.items()}
 
 
 def _metric_name(name: str) -> str:

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from raydp.errors import InvalidValue, RaydpError
 from raydp.privacy.plan import Interval
 from raydp.search.records import TrialRecord
 from raydp.search.run_directory import RunDirectory
-from raydp.search.tracking import SEARCH, Tracker
+from raydp.search.tracking import SEARCH, Tracker, _first_axes
 
 DEFINITION = {
     "name": "mine",
@@ -463,3 +464,35 @@ def test_refused_addresses(directory, tmp_path):
 def test_importing_the_module_does_not_import_mlflow():
     script = "import sys, raydp.search.tracking; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_the_objective_is_the_first_metric_of_a_run_and_nothing_of_it_is_written_twice(directory):
+    """MLflow's comparison opens on the first metric; a run's own order in SQLite is that of the first values."""
+    key = propose(directory, 0)
+    tracker = Tracker(uri=None, directory=directory, experiment="mine")
+    tracker.start_search({**DEFINITION, "metric": ["accuracy"]}, ["lr"])
+    tracker.trial_proposed(directory.records()[key])
+    start(directory, key)
+    tracker.trial_started(directory.records()[key])
+    write_steps(directory, key, 0, [10])
+    tracker.log_metrics(key, 10, {"loss": 1 / 11})
+    assert tracker.flush()
+    client = client_of(directory)
+    assert math.isnan(runs_of(client)[key][0].data.metrics["accuracy"])
+    finish(directory, key)
+    tracker.trial_finished(directory.records()[key])
+    tracker.close()
+    run = runs_of(client)[key][0]
+    assert next(iter(run.data.metrics)) == "accuracy" and run.data.metrics["accuracy"] == 0.625
+    values = [value for _, value in history(client, run, "accuracy")]
+    assert len(values) == 2 and math.isnan(values[0]) and values[1] == 0.625
+
+
+def test_splits_come_first_among_more_axes_than_are_drawn():
+    few = {"learning_rate": 1.0, "warmup_fraction": 0.3, "warmup_share": 0.2}
+    assert _first_axes(few) == {}
+    many = {**few, "batch_size": 64, "epochs": 2}
+    found = _first_axes(many)
+    assert found == {"Split/warmup_fraction": 0.3, "Split/warmup_share": 0.2}
+    assert set(found) < set(sorted({**many, **found})[:3])
+    assert _first_axes({name: 1 for name in "abcd"}) == {}
