@@ -14,6 +14,7 @@ import pytest
 
 import raydp
 from raydp import data, geometry, methods, models, privacy, tasks
+from raydp.data import drafts
 from raydp.geometry import clamping, clipping
 from raydp.privacy import gaussian, selection, selection_budget, stopping
 from raydp.search import comparison
@@ -40,8 +41,9 @@ PUBLIC = {
     selection: ["Composition", "Public", "RandomStopping", "Subsample", "parse"],
     stopping: ["NegativeBinomial", "Poisson"],
     selection_budget: ["trial_budget"],
-    tasks: ["Classification", "Denoising", "Regression", "cross_entropy_sum", "task"],
+    tasks: ["Classification", "Denoising", "Regression", "Task", "cross_entropy_sum", "task"],
     data: ["PrivateData", "PublicData", "catalogue", "is_family", "load", "load_public", "task_of"],
+    drafts: ["draft"],
     methods: ["method"],
     models: ["build_model"],
     geometry: ["Diagonal", "Identity", "Subspace", "Support", "Whitening", "support_size", "top_k"],

@@ -17,6 +17,15 @@ def draft(files: Sequence[Path], target: str | None = None) -> str:
 
     Raises:
         UnknownName: there is no such target column.
+
+    >>> import pathlib
+    >>> import pyarrow as pa
+    >>> import pyarrow.parquet as pq
+    >>> from raydp.data.drafts import draft
+    >>> pq.write_table(pa.table({"age": [30, 40], "readmitted": ["no", "yes"]}), "visits.parquet")
+    >>> text = draft([pathlib.Path("visits.parquet")], "readmitted")
+    >>> [line for line in text.splitlines() if line.startswith("[")]
+    ['[target]', '[features."age"]']
     """
     schema = schema_of(files[0])
     names = [name for name in schema.names if not name.startswith("__")]

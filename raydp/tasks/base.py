@@ -66,6 +66,18 @@ class Task(ABC):
         classes: whether the classes of the examples are what is predicted.
         bounds: metric -> b, for those that are a mean over the examples of numbers in [0, b], where an example's
             number follows from it and the model alone. Only these can be released through noise.
+
+    A task of one's own changes what it needs of another one, and is named ``task="tasks.py:Absolute"`` in a search:
+
+    >>> import torch
+    >>> from raydp.tasks import Regression
+    >>> class Absolute(Regression):
+    ...     name = "absolute"
+    ...
+    ...     def loss(self, outputs, targets):
+    ...         return (outputs.flatten() - targets).abs().sum()
+    >>> float(Absolute().loss(torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])))
+    3.0
     """
 
     name: ClassVar[str]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from raydp.search.report import epsilon_charts, search_charts, trial_charts
-from raydp.search.report.charts import NotShown, readable_on, short, shorts, svg_of, window
+from raydp.search.report.charts import BEST, COLOURS, NotShown, readable_on, short, shorts, svg_of, window
 from raydp.search.results import Result
 from tests.search.synthetic import Run, clamping_run, distances_run, methods_run, plan_of, splits_run
 
@@ -211,16 +214,29 @@ def test_distances_of_generated_images_stand_against_epsilon_with_every_seed(tmp
         epsilon_charts.distances([("made", Result.load(methods_run(tmp_path / "other")))])
 
 
-@pytest.mark.parametrize("name", ["viridis", "viridis_r"])
-def test_words_on_a_heat_map_can_be_read_on_every_colour(name: str) -> None:
-    def luminance(colour: tuple[float, float, float]) -> float:
+def contrast(first: Sequence[float], second: Sequence[float]) -> float:
+    """Of two colours, WCAG's: (red, green, blue) in [0, 1]."""
+
+    def luminance(colour: Sequence[float]) -> float:
         linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for colour in (tuple(matplotlib.colormaps[name](place)[:3]) for place in range(256)):
-        ink = 1.0 if readable_on(colour) == "#ffffff" else 0.0
-        light, dark = sorted((luminance(colour), ink), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("name", ["viridis", "viridis_r"])
+def test_words_on_a_heat_map_can_be_read_on_every_colour(name: str) -> None:
+    for colour in (matplotlib.colormaps[name](place)[:3] for place in range(256)):
+        assert contrast(colour, to_rgb(readable_on(colour))) >= 4.5
+
+
+def test_marks_stand_out_from_the_light_and_from_the_dark_ground() -> None:
+    css = resources.files("raydp.search.report").joinpath("page.css").read_text()
+    light, dark = re.findall(r"--ground: (#[0-9a-f]{6})", css)[:2]
+    for colour in {*COLOURS, BEST}:
+        for ground in (light, dark):
+            assert contrast(to_rgb(colour), to_rgb(ground)) >= 3, (colour, ground)
 
 
 def test_two_objectives_have_a_front(tmp_path: Path) -> None:
