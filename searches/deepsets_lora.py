@@ -8,6 +8,7 @@ The data and the base model, trained on the public half, are made first (``small
 
     python searches/deepsets_lora.py ../shared/data/fashion_mnist/train.parquet runs/lora_family
     raydp run searches/deepsets_lora.py --scale small
+    raydp report runs/lora_*_e*-1 --out lora.html    # Fréchet and KID against epsilon, over all budgets
 
 ``--scale paper`` wants a family of 64×64 images in sets of 128 in ``runs/lora_family``, and as ``base.pt`` the
 published network (``raydp.models.improved_diffusion`` reads it, ``raydp.models.denoiser.save_denoiser`` keeps it

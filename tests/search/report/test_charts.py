@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from raydp.search.report import epsilon_charts, search_charts, trial_charts
 from raydp.search.report.charts import BEST, COLOURS, NotShown, readable_on, short, shorts, svg_of, window
 from raydp.search.results import Result
+from raydp.tasks import TASKS
 from tests.search.synthetic import Run, clamping_run, distances_run, methods_run, plan_of, splits_run
 
 
@@ -194,6 +195,7 @@ def test_several_budgets_give_the_price_of_privacy(tmp_path: Path) -> None:
 def test_distances_of_generated_images_stand_against_epsilon_with_every_seed(tmp_path: Path) -> None:
     results = [Result.load(distances_run(tmp_path / f"at{epsilon}", epsilon)) for epsilon in (1.0, 4.0)]
     chart = epsilon_charts.distances([("made", result) for result in results])
+    assert set(epsilon_charts.DISTANCES) <= set(TASKS["denoising"].metrics)
     assert chart.title == "Fréchet and KID against ε"
     assert chart.table is not None and len(chart.table.columns) == 5
     assert [(row[0], row[1], row[2], round(row[3][0], 6)) for row in chart.table.rows] == [
