@@ -35,6 +35,7 @@ def draft(files: Sequence[Path], target: str | None = None) -> str:
     train = str(files[0]) if len(files) == 1 else [str(file) for file in files]
     lines = [
         "# Ranges and vocabularies are public: write down what is known of the column, not what stands in the rows.",
+        '# Columns that have one in common can share it: [features."lab *"]',
         f"train = {_toml(train)}",
         '# test = "test.parquet"     # without it, a sixth of the rows is held out',
         'holdout = "private"         # "public" only if the held-out rows are no one\'s secret',

@@ -26,6 +26,10 @@
     high = 1
     length = 250                      # lists of so many numbers
 
+    [features."lab *"]                # of all columns of such a name that stand nowhere else
+    low = 0
+    high = 10
+
     [features.scan]
     kind = "image"                    # then it is the only feature; encoded, or lists of pixels
 
@@ -35,9 +39,11 @@ unaccounted release, so nothing here computes them (:func:`raydp.data.drafts.dra
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +114,7 @@ def read_table(path: Path) -> Table:
         UnknownName: a field or a column that does not exist; near names are suggested.
         InvalidValue: a field breaks its rule, no file matches, or a column holds something else than is said.
     """
-    try:
-        with open(path, "rb") as stream:
-            record = tomllib.load(stream)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"{path} is not a TOML file: {error}. Correct it.") from error
-    except OSError as error:
-        raise InvalidValue("data", str(path), "must be a readable file", f"{error.strerror}.") from error
+    record = _parsed(path)
     for key in record:
         _validate.one_of(f"field of {path}", key, ("train", "test", "holdout", "target", "features"))
     for key in ("train", "target", "features"):
@@ -123,12 +123,15 @@ def read_table(path: Path) -> Table:
     _validate.one_of(f"{path}: holdout", record.get("holdout", "private"), ("private", "public"))
     targets, kind = _target(path, record["target"])
     features, image = _features(path, record["features"])
+    train = _matching(path, "train", record["train"])
+    if image is None:
+        features = _expanded(path, features, schema_of(train[0]).names, targets)
     for target in targets:
         if target in features or target == image:
             raise InvalidValue(f"{path}: features", target, "is the target", "Leave it out of the features.")
     table = Table(
         name=path.stem,
-        train=_matching(path, "train", record["train"]),
+        train=train,
         test=_matching(path, "test", record["test"]) if "test" in record else (),
         public_holdout=record.get("holdout", "private") == "public",
         targets=targets,
@@ -139,6 +142,42 @@ def read_table(path: Path) -> Table:
     for file in table.files:
         _check_columns(file, table)
     return table
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue("data", str(path), "must be a readable file", f"{error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"{path} is not a TOML file: {error}. Correct it.") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"at line (\d+)", str(error))
+        line = text.splitlines()[int(place[1]) - 1].strip() if place else ""
+        hint = f"Write what is publicly known after the = of {line!r}" if line.endswith("=") else "Correct it"
+        raise CorruptFile(f"{path} is not a TOML file: {error}: {line!r}. {hint}.") from error
+
+
+def _expanded(
+    path: Path, features: Mapping[str, Number | Category], columns: Sequence[str], targets: tuple[str, ...]
+) -> dict[str, Number | Category]:
+    """With each pattern replaced by the columns that it matches and that no other feature, nor the target, is."""
+    free = [column for column in columns if column not in features and column not in targets]
+    found: dict[str, Number | Category] = {}
+    for name, kind in features.items():
+        if "*" not in name or name in columns:
+            found[name] = kind
+            continue
+        matched = [column for column in free if fnmatchcase(column, name)]
+        if not matched:
+            raise InvalidValue(
+                f"{path}: features", name, f"matches none of the columns that are left: {free}", "Correct the pattern."
+            )
+        found.update(dict.fromkeys(matched, kind))
+        free = [column for column in free if column not in matched]
+    return found
 
 
 def _target(path: Path, record: Any) -> tuple[tuple[str, ...], Classes | Quantity | Labels]:

@@ -140,25 +140,31 @@ class RunDirectory:
         try:
             text = (root / DEFINITION).read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError) as error:
+            found = f"it has no {DEFINITION}" if root.is_dir() else "there is none of that name"
             raise InvalidValue(
                 "run directory",
                 str(root),
-                f"must be a directory that raydp made (it has no {DEFINITION})",
+                f"must be a directory that raydp made ({found})",
                 "Pass the directory that `raydp run` printed.",
             ) from error
         except UnicodeDecodeError as error:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
         try:
             header = _validate.json_object(text)
-            layout, definition, _ = header["layout"], header["definition"], header["id"]
-        except (ValueError, KeyError) as error:
+        except ValueError as error:
             raise CorruptFile(f"{root / DEFINITION} is damaged ({error}); restore it from a copy.") from error
+        layout = header.get("layout", LAYOUT)
         if layout != LAYOUT:
             raise CorruptFile(
                 f"{root} has layout version {layout!r}, this raydp reads version {LAYOUT}. Open it with the raydp that "
                 f"wrote it ({_written_by(header)}), or start a new search."
             )
-        if not isinstance(definition, dict):
+        missing = [name for name in ("layout", "definition", "id") if name not in header]
+        if missing:
+            raise CorruptFile(
+                f"{root / DEFINITION} is damaged (it lacks {', '.join(missing)}); restore it from a copy."
+            )
+        if not isinstance(header["definition"], dict):
             raise CorruptFile(f"{root / DEFINITION} is damaged (definition is no object); restore it from a copy.")
         return cls(root, header)
 

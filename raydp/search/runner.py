@@ -27,6 +27,7 @@ from raydp.search.connection import ClusterLost, Presence, concurrency, connecte
 from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
+from raydp.search.rehearsal import rehearse
 from raydp.search.results import Result, write_trials_parquet
 from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
 from raydp.search.secrecy import SilentTracker, is_released, open_store, release
@@ -185,6 +186,7 @@ def _check_task(search: Search, dataset: Dataset, model: nn.Module) -> None:
                 f"cannot be measured of the model {search.model_name()!r} on {dataset.name!r}",
                 f"Choose one of {', '.join(available)}, or another model.",
             )
+    rehearse(search, dataset, model)
 
 
 def stored_search(directory: RunDirectory) -> Search:

@@ -74,6 +74,10 @@ class Classification(Task):
     ) -> None:
         if num_classes is None:
             refuse(name, "targets", "numbers" if num_labels is None else f"{num_labels} labels", self.name, "classes")
+        elif num_classes < 2:
+            refuse(
+                name, "num_classes", num_classes, self.name, "two classes or more: with one there is nothing to learn"
+            )
         if self.weights is not None and len(self.weights) != num_classes:
             refuse(name, "num_classes", num_classes, self.name, f"{len(self.weights)} classes, one a weight")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -219,8 +220,9 @@ def _last_report(spec: RunSpec) -> Report | None:
     try:
         record = _validate.json_object(lines[-1])
         step = _validate.integer("step", record["step"], low=0, high=spec.plan.steps)
-        return Report(step=step, steps=spec.plan.steps, metrics=dict(record["metrics"]), diagnostics={})
-    except (ValueError, KeyError, TypeError) as error:
+        metrics = {name: math.nan if value is None else value for name, value in record["metrics"].items()}
+        return Report(step=step, steps=spec.plan.steps, metrics=metrics, diagnostics={})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptFile(f"the last line of {spec.metrics_file} is damaged: {error}. Restore the file.") from error
 
 
@@ -562,7 +564,10 @@ class _Run:
             metrics=self._evaluate(done=self.step == self.spec.plan.steps),
             diagnostics=self.policy.diagnostics(),
         )
-        line = json.dumps({"step": report.step, "metrics": {**report.metrics, **report.diagnostics}})
+        # NaN is not JSON; null stands for what is not finite.
+        found = {**report.metrics, **report.diagnostics}.items()
+        told = {name: value if math.isfinite(value) else None for name, value in found}
+        line = json.dumps({"step": report.step, "metrics": told}, allow_nan=False)
         if report.done:
             torch.save(self._released_weights(), self.spec.directory / "weights.pt")
         _append_durably(self.spec.metrics_file, line)

@@ -153,3 +153,27 @@ def test_a_draft_names_the_columns_and_no_value_of_a_row(table, tmp_path):
     assert "yes" not in text and "250" not in text
     with pytest.raises(UnknownName, match="Did you mean readmitted"):
         draft([tmp_path / "part-0.parquet"], "readmited")
+
+
+def test_columns_of_one_range_share_a_description(table, tmp_path):
+    columns = {"lab a": [0.0, 5.0], "lab b": [10.0, 20.0], "lab age": [1.0, 0.0], "ill": [0, 1], "note": ["x", "y"]}
+    pq.write_table(pa.table(columns), tmp_path / "labs.parquet")
+    head = 'train = "labs.parquet"\ntest = "labs.parquet"\n[target]\ncolumn = "ill"\nvalues = [0, 1]\n'
+    file = tmp_path / "labs.toml"
+    file.write_text(head + '[features."lab *"]\nlow = 0\nhigh = 10\n[features."lab age"]\nlow = 0\nhigh = 1\n')
+    np.testing.assert_allclose(data.load(str(file)).holdout.inputs.numpy(), [[-1, 1, 1], [0, 1, -1]])
+    file.write_text(head + '[features."lib *"]\nlow = 0\nhigh = 10\n')
+    with pytest.raises(InvalidValue, match=r"'lib \*': matches none of the columns that are left: \['lab a'"):
+        data.load(str(file))
+
+
+def test_a_line_that_was_left_open_is_shown(table):
+    table.write_text(DESCRIPTION.replace("low = 0\n", "low =\n", 1), encoding="utf-8")
+    with pytest.raises(CorruptFile, match=r"'low ='\. Write what is publicly known after the = of 'low ='"):
+        data.load(str(table))
+
+
+def test_features_that_are_not_finite_are_named(table):
+    pq.write_table(rows(age=[0.0, float("inf"), 1.0, 2.0]), table.parent / "part-1.parquet")
+    with pytest.raises(InvalidValue, match=r"part-1\.parquet: age of row 1 = inf: must be a finite number"):
+        data.load(str(table))

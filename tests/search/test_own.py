@@ -13,6 +13,7 @@ from ray import tune
 
 from raydp import cli, data
 from raydp.errors import InvalidValue
+from raydp.search import report
 from raydp.search.definition import Search
 from raydp.search.files import load_searches
 from raydp.search.results import Result
@@ -184,3 +185,77 @@ def test_a_search_file_names_its_own_functions(own):
     (search,) = load_searches(own / "search.py").values()
     assert search.data_source == f"{own / 'search.py'}:visits"
     check(search)
+
+
+TASKS = """
+from raydp.tasks import Classification
+
+
+class NoMetric(Classification):
+    name = "no_metric"
+
+    def evaluate(self, model, held_out):
+        return dict.fromkeys(super().evaluate(model, held_out), float("nan"))
+
+
+class Fails(Classification):
+    name = "fails"
+
+    def loss(self, outputs, targets):
+        raise RuntimeError("no such thing")
+
+
+class Vanishes(Classification):
+    name = "vanishes"
+
+    def loss(self, outputs, targets):
+        return super().loss(outputs, targets) * float("nan")
+"""
+
+
+@pytest.fixture
+def torch_files(own):
+    (own / "mine.py").write_text(TORCH, encoding="utf-8")
+    (own / "tasks.py").write_text(TASKS, encoding="utf-8")
+    return {"data": str(own / "mine.py:visits"), "model": str(own / "mine.py:net")}
+
+
+def test_metrics_that_are_not_finite_are_a_diverged_trial_that_can_be_read_and_verified(own, torch_files):
+    search = torch_search(**torch_files, task="tasks.py:NoMetric", reports=2)
+    drive(session_in(own / "run", search))
+    result = Result.load(own / "run")
+    assert [trial.state for trial in result.trials] == ["diverged"] and result.best is None
+    assert result.trials[0].reason == "a metric is missing or not finite"
+    assert verify(own / "run")["ok"]
+    assert "NaN" not in (own / "run/trials/t0000/seed-0/metrics.jsonl").read_text(encoding="utf-8")
+    assert report.write([result], own / "report.html", pictures=False)
+    assert result.plot_steps("t0000")
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("Fails", "fails on made-up examples of shape .*RuntimeError: no such thing"),
+        ("Vanishes", r"gradients that are not finite.*Look for a logarithm"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_named_before_anything_is_spent(own, torch_files, task, message):
+    with pytest.raises(InvalidValue, match=rf"task = '.*tasks\.py:{task}, .*{message}"):
+        check(torch_search(**torch_files, task=f"tasks.py:{task}"))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("lambda d, o: nn.Linear(d[0], o + 1)", r"returns \(3, 3\) for 3 examples, and the targets need \(3, 2\)"),
+        ("lambda d, o: Unused(d[0], o)", r"'spare\.weight, spare\.bias': get no gradient"),
+    ],
+)
+def test_models_that_do_not_suit_are_named_before_anything_is_spent(own, torch_files, model, message):
+    unused = (
+        "class Unused(nn.Linear):\n    def __init__(self, d, o):\n        super().__init__(d, o)\n"
+        "        self.spare = nn.Linear(2, 2)\n"
+    )
+    (own / "models.py").write_text(f"from torch import nn\n{unused}\nmake = {model}\n", encoding="utf-8")
+    with pytest.raises(InvalidValue, match=message):
+        check(torch_search(**{**torch_files, "model": "models.py:make"}))

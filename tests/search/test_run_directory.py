@@ -222,3 +222,18 @@ def test_paths(directory):
     for key in ("../secrets", "..", ""):
         with pytest.raises(InvalidValue):
             directory.trial_directory(key)
+
+
+def test_what_is_no_run_directory_is_told_apart(directory, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidValue, match=r"made \(it has no raydp\.json\)"):
+        RunDirectory.open(tmp_path / "empty")
+    with pytest.raises(InvalidValue, match=r"made \(there is none of that name\)"):
+        RunDirectory.open(tmp_path / "nowhere")
+    header = directory.path / "raydp.json"
+    header.write_text('{"layout": 99}')  # whatever else another layout may hold
+    with pytest.raises(CorruptFile, match="layout version 99"):
+        RunDirectory.open(directory.path)
+    header.write_text('{"layout": 2}')
+    with pytest.raises(CorruptFile, match=r"it lacks definition, id"):
+        RunDirectory.open(directory.path)

@@ -54,6 +54,8 @@ def test_classes_and_numbers_are_not_mixed_up():
         task("regression").check("mine", input_shape=(5,), num_classes=3)
     with pytest.raises(InvalidValue, match="needs classes"):
         task("classification").check("mine", input_shape=(5,), num_classes=None)
+    with pytest.raises(InvalidValue, match=r"num_classes = 1.*two classes or more"):
+        task("classification").check("mine", input_shape=(5,), num_classes=1)
     with pytest.raises(UnknownName, match="regression"):
         task("regresion")
 

@@ -353,7 +353,11 @@ def reported(lines: Sequence[Mapping[str, Any]], names: Sequence[str], *, title:
     figure = canvas(6, 1.8 * len(names) + 0.6)
     panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     for panel, name in zip(panels, names, strict=True):
-        drawn = [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
+        drawn = [
+            (line["step"], np.nan if (value := line["metrics"][name]) is None else value)
+            for line in lines
+            if name in line["metrics"]
+        ]
         panel.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
         panel.set_ylabel(name)
         panel.grid(True)
