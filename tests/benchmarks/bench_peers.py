@@ -5,10 +5,10 @@
 For each model and batch size (:mod:`tests.benchmarks.peers.workloads`) all loops train on the same batch of random
 examples, each in a process of its own (:mod:`tests.benchmarks.peers.loops`). First every loop is tried: its memory is
 what its first steps add to what the process held before (what was loaded and, for jax, compiled, is not counted), and
-the fastest micro-batch of each peer is chosen among 32, 64 and 128 (jax: 16, too). Then raydp, SGD and of each peer the whole batch
-and that micro-batch run in turn, block by block; figures are medians over the blocks, ratios medians of the ratios
-within a block, CPU time that of all threads. A peer that took more than ``--hopeless`` times the fastest private loop's
-time when it was tried is not run again; its figure then has a ``~``.
+the fastest micro-batch of each peer is chosen among 32, 64 and 128 (for jax 16, too). Then raydp, SGD and of each peer
+the whole batch and that micro-batch run in turn, block by block; figures are medians over the blocks, ratios medians of
+the ratios within a block, CPU time that of all threads. A peer that took more than ``--hopeless`` times the fastest
+private loop's time when it was tried is not run again; its figure then has a ``~``.
 
 The peers are Opacus' ``GradSampleModule`` by hooks and with ``force_functorch``, its ghost clipping, and jax-privacy's
 ``clipped_grad`` in one compiled function, for which ``--jax-python`` names an interpreter of an environment where ``pip
