@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -650,7 +651,11 @@ def _exit_unless_complete(results: Iterable[Result]) -> None:
     """Exit 1 when a search has no complete trial at all: there is nothing to take from it."""
     for result in results:
         if not any(record.state == "complete" for record in result.trials):
-            typer.echo(f"error: no trial of {result.directory} completed; `raydp resume` can add trials.", err=True)
+            reasons = Counter(record.reason for record in result.trials if record.reason)
+            why = "".join(f" ({count} of {len(result.trials)}: {text})" for text, count in reasons.most_common(1))
+            typer.echo(
+                f"error: no trial of {result.directory} completed{why}; `raydp resume` can add trials.", err=True
+            )
             raise typer.Exit(1)
 
 

@@ -40,7 +40,7 @@ class FakeResult:
 
     @property
     def trials(self):
-        return [types.SimpleNamespace(state=state) for state in self.states]
+        return [types.SimpleNamespace(state=state, reason=f"{state} because") for state in self.states]
 
     def to_json(self):
         return {"directory": str(self.directory), "best": "t0000"}
@@ -131,9 +131,9 @@ def test_several_searches_run_one_after_the_other(call, runner):
 
 
 def test_run_without_a_complete_trial_exits_1(call, runner):
-    runner.states = ("failed", "infeasible")
+    runner.states = ("failed", "infeasible", "failed")
     code, _, err = call("run", "one.py")
-    assert code == 1 and "no trial" in err
+    assert code == 1 and "completed (2 of 3: failed because); `raydp resume` can add trials" in err
 
 
 def test_ctrl_c_says_how_to_go_on(call, runner):
