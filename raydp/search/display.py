@@ -1,7 +1,9 @@
-"""What a person sees while a search runs: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a person sees while a search runs: a live table in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import os
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +18,23 @@ from rich.table import Table
 from rich.text import Text
 
 from raydp.privacy.plan import Interval
+from raydp.search.live_output import LiveOutput
 from raydp.search.records import TrialRecord
 
 _WIDTH = 80  # plain lines are never longer
 _ROWS = 8  # trials in the live table
 _PLAIN_MARKS = 4  # a plain line at each quarter of a trial …
 _PLAIN_SECONDS = 10.0  # … but not more often than this
+_TERSE_SECONDS = 60.0  # how often CI is told where the search stands
 _STYLES = {"complete": "green", "failed": "red", "diverged": "red", "infeasible": "yellow", "running": "cyan"}
 
 
 class Display:
     """Shows the progress of one search. Every method may be called from any thread.
 
-    A live table needs a terminal that can move its cursor; Jupyter, pipes, files and dumb terminals get one line an
-    event, at most 80 columns wide.
+    A live table needs a terminal that can move its cursor. A notebook gets one output that is written anew. Pipes,
+    files and dumb terminals get one line an event, at most 80 columns wide; where the variable CI is set, one a trial
+    that ended, and where the search stands once a minute.
 
     Args:
         trials: how many trials the search wants, the denominator of the overall bar.
@@ -63,19 +68,26 @@ class Display:
         self._current: dict[str, float | None] = {}
         self._said: dict[str, tuple[int, float]] = {}  # key -> (mark, time) of its last plain progress line
         self._best: TrialRecord | None = None
+        self._trouble: TrialRecord | None = None  # the latest trial that has a reason
         self._totals = {"done": 0, "failed": 0, "infeasible": 0}
         self._epsilon_search: Interval | None = None
         self._eta: float | None = None
         self._live: Live | None = None
+        self._notebook: LiveOutput | None = None
+        self._terse = os.environ.get("CI", "").lower() not in ("", "0", "false")
+        self._stated = -_TERSE_SECONDS  # when where the search stands was said last
 
     @property
     def is_live(self) -> bool:
-        """Whether this display draws a table in place rather than printing lines."""
+        """Whether this display draws a table in place on a terminal rather than printing lines."""
         console = self._console
-        return not self._quiet and console.is_terminal and not console.is_jupyter and not console.is_dumb_terminal
+        drawable = console.is_terminal and not console.is_jupyter and not console.is_dumb_terminal
+        return drawable and not self._quiet and not self._terse
 
     def __enter__(self) -> Self:
-        if self.is_live:
+        if self._console.is_jupyter and not self._quiet:
+            self._notebook = LiveOutput(self.render, clock=self._clock)
+        elif self.is_live:
             self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4)
             self._live.start()
         return self
@@ -86,6 +98,9 @@ class Display:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        if self._notebook is not None:
+            self._notebook.update(at_once=True)
+            self._notebook = None
 
     def expect(self, trials: int) -> None:
         """How many trials the search wants after all: more when it was extended, fewer when its grid is smaller."""
@@ -96,12 +111,12 @@ class Display:
         """A point was proposed and has a plan."""
         with self._lock:
             self._records[record.key] = record
-        self._line(f"{record.key} proposed   {self._config(record.config)}")
+        self._line(f"{record.key} proposed   {self._config(record.config)}", terse=False)
 
     def infeasible(self, record: TrialRecord) -> None:
         """A point was proposed and has no plan; nothing was spent."""
         with self._lock:
-            self._records[record.key] = record
+            self._records[record.key] = self._trouble = record
         self._line(f"{record.key} infeasible {record.reason or ''}")
 
     def started(self, key: str, attempt: int = 1) -> None:
@@ -109,7 +124,7 @@ class Display:
         with self._lock:
             self._fraction[key] = 0.0
             self._said[key] = (0, self._clock())
-        self._line(f"{key} started{f'    attempt {attempt}' if attempt > 1 else ''}")
+        self._line(f"{key} started{f'    attempt {attempt}' if attempt > 1 else ''}", terse=attempt > 1)
 
     def progress(self, key: str, fraction: float, metric: float | None = None) -> None:
         """A trial has done ``fraction`` in [0, 1] of its steps; ``metric`` is the objective so far, if measured."""
@@ -122,12 +137,16 @@ class Display:
             if due:
                 self._said[key] = (mark, now)
         if due:
-            self._line(f"{key} {fraction:4.0%}       {'' if metric is None else f'{self._metric} {_number(metric)}'}")
+            shown = "" if metric is None else f"{self._metric} {_number(metric)}"
+            self._line(f"{key} {fraction:4.0%}       {shown}", terse=False)
+        elif self._notebook is not None:
+            self._notebook.update()
 
     def finished(self, record: TrialRecord) -> None:
         """A trial ended, in whatever state."""
         with self._lock:
             self._records[record.key] = record
+            self._trouble = record if record.reason else self._trouble
             self._fraction.pop(record.key, None)
             self._current.pop(record.key, None)
         what = f"{self._metric} {self._value(record)}  {_epsilon_of(record)}"
@@ -158,8 +177,11 @@ class Display:
         with self._lock:
             self._totals = {"done": done, "failed": failed, "infeasible": infeasible}
             self._best, self._epsilon_search, self._eta = best, epsilon_search, eta
-            text = self._state()
-        self._line(text)
+            due = not self._terse or self._clock() - self._stated >= _TERSE_SECONDS or done + failed >= self._trials
+            self._stated = self._clock() if due else self._stated
+            lines = _joined(self._state(), _WIDTH) if due else []
+        for line in lines:
+            self._line(line)
 
     def note(self, text: str) -> None:
         """One message, such as a tracking server that does not answer."""
@@ -205,7 +227,13 @@ class Display:
             over = self._totals["done"] + self._totals["failed"]  # infeasible points do not count as trials
             share = 1.0 if not self._trials else min(1.0, over / self._trials)
             bars.add_row("all", ProgressBar(total=1.0, completed=share), Text(f"{over}/{self._trials} trials"))
-            return Group(table, bars, Text(self._state(), no_wrap=True, overflow="ellipsis"))
+            width = min(self._console.width, 200)
+            below = [Text(line, no_wrap=True, overflow="ellipsis") for line in _joined(self._state(), width)]
+            if self._best is not None:
+                below += _folded(f"best {self._best.key}: {self._config(self._best.config)}", width)
+            if self._trouble is not None:
+                below += _folded(f"{self._trouble.key} {self._trouble.state}: {self._trouble.reason}", width)
+            return Group(table, bars, *below)
 
     def _shown(self) -> list[TrialRecord]:
         """The running trials, the latest others, and the best one, by number; not more than the table holds."""
@@ -216,7 +244,8 @@ class Display:
             shown = [*shown[: _ROWS - 1], best]
         return sorted(shown, key=lambda record: record.number)
 
-    def _state(self) -> str:
+    def _state(self) -> list[str]:
+        """Where the search stands, in parts that are not to be broken."""
         done, *others = self._totals.items()
         parts = [", ".join([f"{done[1]} of {self._trials} done", *(f"{n} {name}" for name, n in others if n)])]
         if self._best is not None:
@@ -225,7 +254,7 @@ class Display:
             parts.append(f"ε search ≤ {upward(self._epsilon_search.upper)}")
         if self._eta is not None:
             parts.append(f"{_duration(self._eta)} left")
-        return " | ".join(parts)
+        return parts
 
     def _value(self, record: TrialRecord) -> str:
         mean, std = record.mean(self._metric), record.std(self._metric)
@@ -237,14 +266,34 @@ class Display:
         names = [name for name in self._varying if name in config] or sorted(config)
         return " ".join(f"{name}={_number(config[name])}" for name in names)
 
-    def _line(self, text: str) -> None:
-        """One plain line, cut to the width; nothing in a live or quiet display."""
-        if self._quiet or self.is_live:
+    def _line(self, text: str, *, terse: bool = True) -> None:
+        """One plain line, cut to the width; nothing in a live or quiet display. ``terse``: CI wants it as well."""
+        if self._notebook is not None:
+            self._notebook.update()
+        if self._quiet or self.is_live or self._console.is_jupyter or (self._terse and not terse):
             return
         line = " ".join(text.splitlines()).rstrip()
         line = line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
         with self._lock:
             self._console.print(Text(line), soft_wrap=True)
+
+
+def _joined(parts: Sequence[str], width: int) -> list[str]:
+    """Parts side by side, in as many lines as they need; none is broken."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _folded(text: str, width: int) -> list[Text]:
+    """A text in at most two lines."""
+    flat = " ".join(text.split())
+    lines = textwrap.wrap(flat, width, max_lines=2, placeholder=" …", subsequent_indent="  ")
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
 
 
 def upward(value: float, digits: int = 4) -> str:

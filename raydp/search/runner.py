@@ -7,10 +7,11 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from raydp.search.connection import ClusterLost, Presence, concurrency, connecte
 from raydp.search.definition import Resources, Search
 from raydp.search.display import Display
 from raydp.search.files import load_searches
+from raydp.search.interrupts import Interrupts
 from raydp.search.rehearsal import rehearse
 from raydp.search.results import Result, write_trials_parquet
 from raydp.search.run_directory import SOURCE, RunDirectory, free_directory
@@ -36,6 +38,8 @@ from raydp.search.tracking import Tracker, check_uri
 from raydp.search.trainable import TrialProcess
 from raydp.training import gang
 from raydp.training.run import held_out_of
+
+_PATIENCE, _HURRIED = 30.0, 5.0  # seconds for the tracker to take what is left, and after a second Ctrl-C
 
 
 def run(
@@ -249,7 +253,7 @@ def _drive(
         return _drive_secretly(search, directory, tracking_uri=tracking_uri, address=address, quiet=quiet)
     with directory.lock():
         directory.append({"event": "driver", "tracking_uri": _without_credentials(tracking_uri)})
-        tracker = Tracker(uri=tracking_uri, directory=directory, experiment=search.name)
+        tracker, patience = Tracker(uri=tracking_uri, directory=directory, experiment=search.name), _PATIENCE
         state = "failed"
         try:
             tracker.start_search(directory.definition, search.point_space.varying)
@@ -261,7 +265,7 @@ def _drive(
                 with connected(search, address, tracking_uri=tracking_uri):
                     concurrent = concurrency(search)
                     with display:
-                        _fit(session, concurrent)
+                        _fit(session, concurrent, display.note)
             session.close()
             state = "complete" if session.left == 0 else "stopped"
             try:
@@ -275,8 +279,11 @@ def _drive(
             tracker.finish_search(_numbers(result), state)
             if not tracker.synchronise():
                 display.note(f"The tracker {tracker.uri} lacks a part; `raydp resume {directory.path}` uploads it.")
+        except KeyboardInterrupt:
+            patience = _HURRIED  # what the tracker lacks, a resume uploads
+            raise
         finally:
-            tracker.close()
+            tracker.close(patience)
         display.finish(result.summary())
         if session.failure:
             raise RaydpError(session.failure)
@@ -310,7 +317,7 @@ def _drive_secretly(
                 session = Session(search, store, tracker=tracker, display=hidden, terms=terms)
                 if session.left > 0:
                     with connected(search, address, tracking_uri=tracking_uri):
-                        _fit(session, concurrency(search))
+                        _fit(session, concurrency(search), display.note)
                 session.close()
             if session.failure:
                 raise RaydpError(session.failure)
@@ -318,7 +325,7 @@ def _drive_secretly(
                 raise KeyboardInterrupt
             release(search, store, directory)
         directory.append({"event": "driver", "tracking_uri": _without_credentials(tracking_uri)})
-        tracker = Tracker(uri=tracking_uri, directory=directory, experiment=search.name)
+        tracker, patience = Tracker(uri=tracking_uri, directory=directory, experiment=search.name), _PATIENCE
         try:
             tracker.start_search(directory.definition, search.point_space.varying)
             write_trials_parquet(directory.path)
@@ -328,8 +335,11 @@ def _drive_secretly(
             tracker.finish_search(_numbers(result), "complete")
             if not tracker.synchronise():
                 display.note(f"The tracker {tracker.uri} lacks a part; `raydp resume {directory.path}` uploads it.")
+        except KeyboardInterrupt:
+            patience = _HURRIED  # what the tracker lacks, a resume uploads
+            raise
         finally:
-            tracker.close()
+            tracker.close(patience)
         display.finish(result.summary())
         return result
 
@@ -358,14 +368,20 @@ def _numbers(result: Result) -> dict[str, Any]:
     return numbers
 
 
-def _fit(session: Session, concurrent: int) -> None:
-    """Hand the session's trials to Tune until none is left, or until the first interrupt."""
+def _fit(session: Session, concurrent: int, say: Callable[[str], None]) -> None:
+    """Hand the session's trials to Tune until none is left, or until the first interrupt, which is said.
+
+    Raises:
+        KeyboardInterrupt: at a second interrupt, at once.
+    """
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # Tune's CSV, JSON and TensorBoard copies of everything
     # Tune's own notes speak of result files that are switched off here; what went wrong is in the trial's reason.
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     for name in ("tune", "execution", "analysis.experiment_analysis", "utils.resource_updater", "utils.util"):
         logging.getLogger(f"ray.tune.{name}").setLevel(logging.CRITICAL)
     wanted = session.search.resources
+    resume = f"raydp resume {shlex.quote(str(session.home))}"
+    resume_with, interrupts = f"Resume with: {resume}", Interrupts(say, resume)
     own: dict[str, float] = {"cpu": wanted.cpus_per_worker, "gpu": wanted.gpus_per_worker}
     if together := wanted.workers != (1, 1):
         # The process of such a trial waits for its workers. If it held a core, theirs might never become free; Ray
@@ -384,7 +400,7 @@ def _fit(session: Session, concurrent: int) -> None:
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.directory.path / "ray"),
-            callbacks=[_Events(session), _Presence(), *([_Abandoned()] if together else [])],
+            callbacks=[_Events(session), _Presence(), _Between(interrupts), *([_Abandoned()] if together else [])],
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # The session hands a trial out again whose process died: Tune itself gives up on one that dies before it
             # is told of its trial.
@@ -393,7 +409,6 @@ def _fit(session: Session, concurrent: int) -> None:
         ),
     )
     handler = signal.getsignal(signal.SIGINT)
-    resume_with = f"Resume with: raydp resume {session.home}"
     try:
         with head_watched(lambda text: session.note(f"{text} {resume_with}")):
             tuner.fit()
@@ -405,7 +420,7 @@ def _fit(session: Session, concurrent: int) -> None:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)  # Tune leaves its own, to which a later Ctrl-C would mean nothing
-        if together and present():
+        if together and interrupts.count < 2 and present():
             _wait_for_workers()
 
 
@@ -495,6 +510,19 @@ class _Presence(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         self._presence.check()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return tune.Callback, ()
+
+
+class _Between(tune.Callback):
+    """Stands between Ctrl-C and Tune as soon as Tune has installed its handler."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        self._interrupts.stand_between()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return tune.Callback, ()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 
+import pytest
 from rich.console import Console
 
 from raydp.privacy.plan import Interval
 from raydp.search.display import Display, upward
 from raydp.search.records import TrialRecord
+
+
+@pytest.fixture(autouse=True)
+def no_service(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+
 
 EPSILON = Interval(lower=2.99, estimate=2.995, upper=2.9999, accountant="pld")
 
@@ -131,13 +139,102 @@ def test_live_table_is_bounded_and_keeps_the_best_and_the_running():
     drawn.print(display.render())
     text = drawn.export_text()
     assert "t0000*" in text and "t0003" in text and "t0049" in text and "25% accuracy 0.4" in text
-    assert len(text.splitlines()) <= 12
+    assert len(text.splitlines()) <= 14
 
 
-def test_jupyter_and_dumb_terminals_get_plain_lines():
+def test_jupyter_and_dumb_terminals_have_no_table_that_moves_the_cursor():
     for options in ({"force_jupyter": True}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}):
         console = Console(file=io.StringIO(), width=80, **options)
         assert not Display(trials=1, metric=("accuracy", "loss"), console=console).is_live
+
+
+def test_everything_that_one_watches_for_is_seen_at_80_columns():
+    """Also the time that is left, and the reasons, in a search of many trials with long names."""
+    display, out = make(terminal=True)
+    display.finished(
+        record(11, "failed", reason="its process died 3 times, having worked 600 s without a report. " * 4)
+    )
+    display.infeasible(record(12, "infeasible", reason="phase 'sparse': [0.1] leaves nothing. " * 5))
+    display.started("t0013")
+    display.progress("t0013", 0.5, 0.712345)
+    best = complete(0, 0.91234, 0.93456)
+    display.total(done=1234, failed=17, infeasible=250, best=best, epsilon_search=EPSILON, eta=73000)
+    drawn = Console(file=io.StringIO(), width=80, record=True, force_jupyter=False)
+    drawn.print(display.render())
+    text = drawn.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for expected in (
+        "1234 of 12 done, 17 failed, 250 infeasible",
+        "best 0.9234 ± 0.016 (t0000)",
+        "ε search ≤ 3",
+        "20 h 16 min left",
+        "best t0000: batch_size=512 learning_rate=0.1235",
+        "t0012 infeasible: phase 'sparse': [0.1] leaves nothing.",
+        "its process died",
+        " 50% accuracy 0.7123",
+    ):
+        assert expected in text
+    assert display.is_live and out.getvalue() == ""
+
+    plain, out = make(terminal=False)
+    plain.total(done=1234, failed=17, infeasible=250, best=best, epsilon_search=EPSILON, eta=73000)
+    assert max(map(len, out.getvalue().splitlines())) <= 80 and "20 h 16 min left" in out.getvalue()
+
+
+def test_a_terminal_without_colours_gets_none():
+    out = io.StringIO()
+    environment = {"TERM": "xterm", "NO_COLOR": "1"}
+    console = Console(file=out, width=80, force_terminal=True, force_jupyter=False, _environ=environment)
+    display = Display(trials=12, metric="accuracy", console=console)
+    play(display)
+    assert "t0000*" in out.getvalue()
+    assert not re.search(r"\x1b\[(?:\d+;)*[34][0-7]m", out.getvalue())  # no foreground or background
+
+
+def test_ci_gets_a_line_for_each_trial_that_ended_and_seldom_where_the_search_stands(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    now = [0.0]
+    display, out = make(terminal=True, clock=lambda: now[0])  # CI services claim to be terminals, for the colours
+    assert not display.is_live
+    with display:
+        for number in range(12):
+            display.proposed(record(number, "proposed"))
+            display.started(f"t{number:04d}")
+            now[0] += 20
+            display.progress(f"t{number:04d}", 0.5, 0.4)
+            display.finished(complete(number, 0.5))
+            display.total(done=number + 1, failed=0, infeasible=0, best=complete(0, 0.5), eta=60)
+        display.finish("the end")
+    lines = out.getvalue().splitlines()
+    assert sum(" complete " in line for line in lines) == 12
+    assert not any("proposed" in line or "started" in line or "50%" in line for line in lines)
+    assert [line.split(" of ")[0] for line in lines if " done" in line] == ["1", "4", "7", "10", "12"]
+    assert lines[-1] == "the end"
+
+
+def test_a_notebook_gets_one_output_that_is_written_anew(monkeypatch):
+    shown, updates = [], []
+
+    class Handle:
+        def update(self, content):
+            updates.append(content.data)
+
+    ipython = pytest.importorskip("IPython.display")
+    monkeypatch.setattr(ipython, "display", lambda content, display_id: shown.append(content.data) or Handle())
+    now, out = [0.0], io.StringIO()
+    console = Console(file=out, width=115, force_jupyter=True)
+    display = Display(trials=50, metric="accuracy", console=console, clock=lambda: now[0])
+    with display:
+        for number in range(50):
+            now[0] += 0.1
+            display.proposed(record(number, "proposed"))
+            display.started(f"t{number:04d}")
+            display.progress(f"t{number:04d}", 0.5, 0.4)
+            display.finished(complete(number, 0.5))
+            display.total(done=number + 1, failed=0, infeasible=0, best=complete(0, 0.5))
+    assert len(shown) == 1 and 5 <= len(updates) <= 11  # five seconds
+    assert "50 of 50 done" in updates[-1] and updates[-1].startswith("<pre")
+    assert out.getvalue() == ""  # and no line beside it
 
 
 def test_many_threads_may_update_one_display():
