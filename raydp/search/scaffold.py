@@ -92,7 +92,9 @@ def search_text(method: Method, file: str) -> str:
         "search = raydp.Search(",
         f'    name="{method.name}_search",  # also the name of the MLflow experiment',
         f'    method="{method.name}",',
-        "    # A name that `raydp datasets` lists, or a directory with train.parquet and test.parquet.",
+        "    # A name that `raydp datasets` lists; or your own: a directory with train.parquet and test.parquet,",
+        '    # a described table ("visits.toml"; `raydp describe` drafts one), or a function that returns a torch',
+        '    # data set ("mine.py:visits").',
         f'    data="{data}",',
     ]
     if limit is not None:
