@@ -133,6 +133,7 @@ class TestRefusals:
             "part",
             "sample",
             "shared_with",
+            "shares_with",
         }
         assert not hasattr(private, "__dict__")
         assert not hasattr(private, "inputs")
