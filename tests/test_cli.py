@@ -363,8 +363,10 @@ def test_audit_of_a_run_directory_takes_its_first_trial_and_exits_1_if_the_noise
     plan = search.plan_for(config)
     directory.write_json("trials/t0000/plan.json", plan.to_json())
     directory.append({"event": "proposed", "key": "t0000", "number": 0, "config": config, "plan": plan.digest})
-    honest = NoiseKey.rounded_normals
-    monkeypatch.setattr(NoiseKey, "rounded_normals", lambda self, n, scale, *a: honest(self, n, scale / 20, *a))
+    honest = NoiseKey.use_rounded_normals
+    monkeypatch.setattr(
+        NoiseKey, "use_rounded_normals", lambda self, n, scale, use, *a: honest(self, n, scale / 20, use, *a)
+    )
     code, out, _ = call("audit", "run", *FEW)
     report = json.loads(out)
     assert code == 1 and not report["passed"] and report["config"]["learning_rate"] == 0.7

@@ -15,6 +15,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from raydp.geometry.rank_one import ExampleGradients
+
 
 class Geometry(Protocol):
     """Projects per-example gradients into coordinates, and lifts what was released back.
@@ -56,9 +58,22 @@ class MeasuredGeometry(Geometry, Protocol):
         """The smallest and the largest factor by which ``project`` changes a length."""
         ...
 
-    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
-        """‖project(g_i)‖ over all tensors together, (n,), float64, from per-example gradients (n, *shape).
+    def lengths(self, gradients: Sequence[ExampleGradients]) -> Tensor:
+        """‖project(g_i)‖ over all tensors together, (n,), float64, from per-example gradients.
 
         Never below the exact length by more than the clipping's own margin: an example is scaled by C over this.
         """
+        ...
+
+
+@runtime_checkable
+class SeparableGeometry(Geometry, Protocol):
+    """A geometry whose coordinates are some of the entries of each parameter, as they are."""
+
+    def select(self, index: int, entries: Tensor) -> Tensor:
+        """The coordinates (n, size) among all entries (n, …) of parameter ``index``."""
+        ...
+
+    def weights(self, index: int, shape: tuple[int, int]) -> Tensor | None:
+        """1 where an entry of the matrix ``index`` is a coordinate, else 0, (rows, columns); None for all of them."""
         ...

@@ -6,7 +6,7 @@ examples, so that an output gradient is in per-example units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from raydp.errors import InvalidValue
+from raydp.geometry.rank_one import ExampleGradients, RankOne, dense
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Formula = Callable[[Any, list[Tensor], Tensor], dict[Any, Tensor]]
@@ -98,13 +99,30 @@ def capture(
 
 def gradients_of_calls(calls: Sequence[Call], formulas: Mapping[type[nn.Module], Formula | None]) -> dict[Any, Tensor]:
     """Per-example gradients (n, *shape) of the parameters that the calls used, summed over a layer's calls."""
-    gradients: dict[Any, Tensor] = {}
+    return {parameter: dense(gradient) for parameter, gradient in compact_gradients(calls, formulas, set()).items()}
+
+
+def compact_gradients(
+    calls: Sequence[Call], formulas: Mapping[type[nn.Module], Formula | None], rank_one: Set[nn.Parameter]
+) -> dict[Any, ExampleGradients]:
+    """As :func:`gradients_of_calls`, with those of the weights ``rank_one`` as outer products.
+
+    Args:
+        rank_one: weights of Linear layers that are called once, on one vector an example.
+    """
+    gradients: dict[Any, ExampleGradients] = {}
     with torch.no_grad():
         for call in calls:
+            if isinstance(call.module, nn.Linear) and call.module.weight in rank_one:
+                gradients[call.module.weight] = RankOne(rows=call.output_gradient, columns=call.activation)
+                if call.module.bias is not None and call.module.bias.requires_grad:
+                    gradients[call.module.bias] = call.output_gradient
+                continue
             formula = formulas[type(call.module)]
             assert formula is not None  # callers check before they capture
             for parameter, gradient in formula(call.module, [call.activation], call.output_gradient).items():
-                gradients[parameter] = gradients[parameter] + gradient if parameter in gradients else gradient
+                earlier = gradients.get(parameter)
+                gradients[parameter] = gradient if earlier is None else dense(earlier) + gradient
     return gradients
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from raydp.geometry.curvature import BlockCurvature
+from raydp.geometry.rank_one import ExampleGradients
 
 
 class Coordinates:
@@ -26,7 +27,7 @@ class Coordinates:
         self.scale = part.eigenvalues.clamp(min=floor).pow(-power)
         self.size: int = part.block.size
 
-    def project(self, gradients: Sequence[Tensor]) -> Tensor:
+    def project(self, gradients: Sequence[ExampleGradients]) -> Tensor:
         """Coordinates (n, size) from the gradients (n, *shape) of all parameters."""
         return self.part.rotate(gradients) * self.scale
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from raydp.geometry.blocks import Block, DiagonalBlock, LayerBlock
+from raydp.geometry.rank_one import ExampleGradients, dense
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,14 @@ class LayerCurvature:
         """λ_G λ_Aᵀ, flat (size,)."""
         return (self.output_values.unsqueeze(2) * self.input_values.unsqueeze(1)).flatten()
 
-    def rotate(self, gradients: Sequence[Tensor]) -> Tensor:
+    def rotate(self, gradients: Sequence[ExampleGradients]) -> Tensor:
         """Q_Gᵀ W Q_A of each example: (n, size), in the gradients' precision, from those (n, …) of all parameters."""
         block = self.block
-        weight = gradients[block.weight]
+        weight = dense(gradients[block.weight])
         n = len(weight)
         matrix = weight.reshape(n, block.groups, block.rows, block.inputs)
         if block.bias is not None:
-            bias = gradients[block.bias].reshape(n, block.groups, block.rows, 1)
+            bias = dense(gradients[block.bias]).reshape(n, block.groups, block.rows, 1)
             matrix = torch.cat([matrix, bias], dim=3)
         output_basis, input_basis = (basis.to(matrix.dtype) for basis in (self.output_basis, self.input_basis))
         if block.groups == 1:  # one large product instead of n small ones
@@ -77,8 +78,8 @@ class DiagonalCurvature:
     block: DiagonalBlock
     eigenvalues: Tensor
 
-    def rotate(self, gradients: Sequence[Tensor]) -> Tensor:
-        return gradients[self.block.parameter].flatten(1)
+    def rotate(self, gradients: Sequence[ExampleGradients]) -> Tensor:
+        return dense(gradients[self.block.parameter]).flatten(1)
 
     def unrotate(self, coordinates: Tensor, into: list[Tensor | None]) -> None:
         into[self.block.parameter] = coordinates
@@ -129,7 +130,7 @@ class Curvature:
         """All eigenvalues of F, unsorted, (d,)."""
         return torch.cat([part.eigenvalues for part in self.blocks])
 
-    def rotate(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def rotate(self, gradients: Sequence[ExampleGradients]) -> list[Tensor]:
         """Gradients (n, …), one a parameter, in the eigenbasis of F: (n, size), one a block. Keeps all norms."""
         return [part.rotate(gradients) for part in self.blocks]
 

@@ -32,3 +32,9 @@ class Identity:
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         return list(released)
+
+    def select(self, index: int, entries: Tensor) -> Tensor:
+        return entries.flatten(1)
+
+    def weights(self, index: int, shape: tuple[int, int]) -> None:
+        return None

@@ -14,6 +14,9 @@ rotation.
 Rounding. A length is never returned too short: an allowance for the rounding of the products is added to it. In the
 difference above the allowance is relative to w₀‖W‖², so where that is many times the expected ‖X‖² (a low floor) all
 of t is computed instead.
+
+Where W is an outer product g aᵀ (a layer without positions), t is (Q_Gᵀ g)(Q_Aᵀ a)ᵀ, so ‖X‖² = (g'²)ᵀ w (a'²): two
+vectors are turned instead of a matrix, and t is never there.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from raydp.geometry.blocks import LayerBlock
 from raydp.geometry.clipping import example_norms
 from raydp.geometry.coordinates import Coordinates
 from raydp.geometry.curvature import BlockCurvature, LayerCurvature
+from raydp.geometry.rank_one import ExampleGradients, RankOne, dense
 
 # The difference is taken where its allowance is at most this share of the expected squared length: longer by 0.5 %.
 _LARGEST_ALLOWANCE = 0.01
@@ -41,8 +45,8 @@ _BAND_COST = 75_000
 class Lengths(Protocol):
     """Squared lengths of the coordinates of one block."""
 
-    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
-        """(n,), float64, not below the exact ones, from the gradients (n, *shape) of all parameters."""
+    def squares(self, gradients: Sequence[ExampleGradients]) -> Tensor:
+        """(n,), float64, not below the exact ones, from the gradients of all parameters."""
         ...
 
 
@@ -59,7 +63,7 @@ class BuiltLengths:
     def __init__(self, coordinates: Coordinates) -> None:
         self.coordinates = coordinates
 
-    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+    def squares(self, gradients: Sequence[ExampleGradients]) -> Tensor:
         return example_norms(self.coordinates.project(gradients)).square()
 
 
@@ -98,7 +102,7 @@ class LayerLengths:
         # and the norms of blocks of 128 entries by at most 2^-18.
         self.rounding = (64 + 4 * math.sqrt(block.columns)) * torch.finfo(values.dtype).eps
         self.base: float | None = None
-        self.longest = float(weights.max())
+        self.longest, self.weights, self.input_basis = float(weights.max()), weights, part.input_basis[0]
         if floor > 0:
             base = floor ** (-2 * power)
             expected = float((values * weights).sum())  # E‖X‖² on the data that define F
@@ -127,12 +131,14 @@ class LayerLengths:
             rows_first=_rows_first(len(rows), columns, self.block) <= _columns_first(len(rows), columns, self.block),
         )
 
-    def squares(self, gradients: Sequence[Tensor]) -> Tensor:
+    def squares(self, gradients: Sequence[ExampleGradients]) -> Tensor:
         block = self.block
         weight = gradients[block.weight]
+        if isinstance(weight, RankOne):
+            return self._rank_one_squares(weight)
         n = len(weight)
         weight = weight.reshape(n, block.rows, block.inputs)
-        bias = None if block.bias is None else gradients[block.bias].reshape(n, block.rows)
+        bias = None if block.bias is None else dense(gradients[block.bias]).reshape(n, block.rows)
         raw = example_norms(weight.flatten(1)).square()
         if bias is not None:
             raw = raw + example_norms(bias).square()
@@ -152,6 +158,15 @@ class LayerLengths:
         if self.base is not None:
             return (self.base * raw - computed).clamp(min=0) + self.rounding * self.base * raw
         return (computed.sqrt() + self.rounding * (self.longest * raw).sqrt()).square()
+
+    def _rank_one_squares(self, weight: RankOne) -> Tensor:
+        """Of outer products, whose rows are the bias's gradients: a sum of squares of the two turned factors."""
+        columns = weight.columns
+        if self.block.bias is not None:
+            columns = torch.cat([columns, columns.new_ones(len(columns), 1)], dim=1)
+        turned = RankOne(rows=weight.rows @ self.turns.T, columns=columns @ self.input_basis)
+        raw = RankOne(rows=weight.rows, columns=columns).squares()
+        return (turned.squares(self.weights).sqrt() + self.rounding * (self.longest * raw).sqrt()).square()
 
 
 def _rows_first(rows: int, columns: int, block: LayerBlock) -> int:

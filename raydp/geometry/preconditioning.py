@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from raydp.geometry.clipping import joint_norms
+from raydp.geometry.rank_one import ExampleGradients, joint_lengths
 from raydp.geometry.whitening import FlooredGeometry
 
 
@@ -35,8 +35,8 @@ class PreConditioning(FlooredGeometry):
     def stretches(self) -> tuple[float, float]:  # type: ignore[override]
         return 1.0, 1.0
 
-    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
-        return joint_norms(self.project(gradients))
+    def lengths(self, gradients: Sequence[ExampleGradients]) -> Tensor:
+        return joint_lengths(gradients)
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         rows = [part[None] for part in released]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,10 +40,31 @@ class Support:
         return self.indices
 
     def project(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        return [gradient.flatten(1)[:, index] for gradient, index in zip(gradients, self.indices, strict=True)]
+        return [self.select(index, gradient) for index, gradient in enumerate(gradients)]
 
     def lift(self, released: Sequence[Tensor]) -> list[Tensor]:
         return list(released)
+
+    def select(self, index: int, entries: Tensor) -> Tensor:
+        return entries.flatten(1)[:, self.indices[index]]
+
+    def weights(self, index: int, shape: tuple[int, int]) -> Tensor | None:
+        active = self.indices[index]
+        if active.numel() == math.prod(shape):
+            return None
+        if index not in self._masks:
+            self._masks[index] = active.new_zeros(math.prod(shape), dtype=torch.get_default_dtype())
+            self._masks[index][active] = 1.0
+        return self._masks[index].view(shape)
+
+    @cached_property
+    def _masks(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Parameters without any coordinate: of these no gradient is needed."""
+        return frozenset(index for index, active in enumerate(self.indices) if not active.numel())
 
 
 def support_size(active_ratio: float, coordinates: int) -> int:

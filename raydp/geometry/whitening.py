@@ -21,6 +21,7 @@ from torch import Tensor
 from raydp.geometry.coordinates import Coordinates
 from raydp.geometry.curvature import Curvature
 from raydp.geometry.lengths import Lengths, lengths_of
+from raydp.geometry.rank_one import ExampleGradients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class FlooredGeometry(ABC):
         scales = [block.scale.double() for block in self.coordinates if block.size]
         return min(float(scale.min()) for scale in scales), max(float(scale.max()) for scale in scales)
 
-    def lengths(self, gradients: Sequence[Tensor]) -> Tensor:
+    def lengths(self, gradients: Sequence[ExampleGradients]) -> Tensor:
         """Lengths (n,), float64, of the coordinates of per-example gradients; never too short."""
         return torch.stack([block.squares(gradients) for block in self._lengths]).sum(dim=0).sqrt()
 

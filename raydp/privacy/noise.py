@@ -34,7 +34,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -119,6 +119,12 @@ class NoiseKey:
         The same address, count and scale give the same draw, whoever asks; another count an independent one.
         """
         return self.generator(*address, count).rounded_normals(count, scale)
+
+    def use_rounded_normals(
+        self, count: int, scale: float, use: Callable[[int, np.ndarray], None], *address: str | int
+    ) -> None:
+        """The draws of :meth:`rounded_normals`, handed over piece by piece, with the place of each piece's first."""
+        self.generator(*address, count).use_rounded_normals(count, scale, use)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the key to a new file of mode 0600, whole or not at all, and durably.

@@ -24,7 +24,7 @@ import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -89,14 +89,27 @@ class Stream:
         Returns:
             int64 (count,).
         """
+        found = np.empty(count, dtype=np.int64)
+
+        def keep(start: int, draws: np.ndarray) -> None:
+            found[start : start + len(draws)] = draws
+
+        self.use_rounded_normals(count, scale, keep)
+        return found
+
+    def use_rounded_normals(self, count: int, scale: float, use: Callable[[int, np.ndarray], None]) -> None:
+        """The same, handed over piece by piece while they are in the processor's caches.
+
+        Args:
+            count, scale: as above.
+            use: called once for each piece with its place and its draws, int64, in any order and by several threads.
+        """
         scale = _validate.between("scale", scale, 0, 2.0**57, low_open=True)
-        pairs = (count + 1) // 2
-        found = np.empty(2 * pairs, dtype=np.int64)
-        pieces = list(_pieces(pairs))
+        pieces = list(_pieces((count + 1) // 2))
         threads = min(torch.get_num_threads(), len(pieces) // 2)
 
         def draw(start: int, words: np.ndarray) -> None:
-            found[2 * start : 2 * start + words.size] = self._rounded_blocks(start, words, scale)
+            use(2 * start, self._rounded_blocks(start, words, scale)[: count - 2 * start])
 
         # Whole pieces by threads of our own, not parts of single operations by torch's (and MKL's): those wait for one
         # another after each operation, which takes a hundred times as long where another process has a core.
@@ -105,7 +118,6 @@ class Stream:
                 some = pieces[first : first + 32]
                 words = (self.words(math.prod(shape)).reshape(shape) for _, shape in some)
                 list((pool.map if threads > 1 else map)(draw, [start for start, _ in some], words))
-        return found[:count]
 
     def integers(self, low: int, high: int, size: int | tuple[int, ...] = ()) -> np.ndarray:
         """Uniform int64 in [low, high), to a relative (high - low)·2^-53."""

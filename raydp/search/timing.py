@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from raydp import data
+from raydp.geometry import Support
 from raydp.methods import Method, PublicExamples, Setting
 from raydp.methods.base import GradientHyperparameters, Hyperparameters
 from raydp.privacy.noise import NoiseKey
 from raydp.privacy.plan import Plan
 from raydp.search.definition import Search
-from raydp.training.gradients import PerExampleGradients, average_copies
+from raydp.training.gradients import PerExampleGradients, average_copies, made_up_example
 from raydp.training.step import ClippedSum, release
 
 T = TypeVar("T")
@@ -69,14 +70,20 @@ def _rehearse(
             num_classes=private.num_classes,
         ),
     )
-    gradients = PerExampleGradients(model, task.loss, precision=search.precision)
+    copies = 1
+    if isinstance(hyperparameters, GradientHyperparameters):
+        copies = hyperparameters.augmentation_multiplicity
+    gradients = PerExampleGradients(
+        model,
+        task.loss,
+        example=made_up_example(task, private, copies=copies),
+        precision=search.precision,
+    )
     key, total = NoiseKey.insecure(0), 0.0
     for phase in plan.phases:
         own = policy.engine(phase.name)
-        multiplicity = 1
-        if own is None and isinstance(hyperparameters, GradientHyperparameters):
-            multiplicity = hyperparameters.augmentation_multiplicity
-        preferred = gradients.preferred_batch if own is None else own.preferred_batch
+        multiplicity = copies if own is None else 1
+        preferred = gradients.compact_batch if own is None else own.preferred_batch
         size = max(1, min(search.micro_batch, preferred) // multiplicity)
         copies = size * multiplicity
         kind = torch.float32 if private.num_classes is None else torch.long
@@ -88,11 +95,20 @@ def _rehearse(
         later = 0.0
         if phase.steps > 1 and policy.interval(phase.name) != 1:
             later, geometry = _timed(lambda name=phase.name: policy.geometry(name, 1))  # type: ignore[misc]
-        clipped = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing)
+        frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+        clipped = ClippedSum(
+            geometry=geometry,
+            clip_norm=phase.clip_norm,
+            spacing=phase.spacing,
+            shapes=gradients.shapes if own is None else {},
+        )
 
         def examples() -> None:
             vectors = (
-                average_copies(gradients(*task.examples(inputs, targets, draw)), multiplicity)  # noqa: B023
+                average_copies(
+                    gradients.compact(*task.examples(inputs, targets, draw), frozen=frozen),  # noqa: B023
+                    multiplicity,  # noqa: B023
+                )
                 if own is None  # noqa: B023
                 else own(inputs, targets)  # noqa: B023
             )

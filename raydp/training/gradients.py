@@ -19,22 +19,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydp import _validate
+from raydp.data import PrivateData
 from raydp.geometry.capture import (
     Call,
     Formula,
     LossFunction,
     capture,
+    compact_gradients,
     gradients_of_calls,
     layers_of,
     vmapped_gradients,
 )
+from raydp.geometry.rank_one import ExampleGradients, dense
 from raydp.methods.base import PRECISIONS
 from raydp.models.standardized import StandardizedConv2d
-from raydp.tasks import cross_entropy_sum
+from raydp.privacy.noise import NoiseKey
+from raydp.tasks import Task, cross_entropy_sum
 
 # Per-example gradients held at once run fastest when they stay near the processor's caches: 16 MiB of float32.
 _PREFERRED_FLOATS = 2**22
 _SMALLEST_BATCH = 32  # below it, the calls cost more than the arithmetic
+_LEAST_ENTRIES = 1024  # of a matrix; below it, more calls cost more than fewer entries save
 
 
 def _conv2d_formula(layer: nn.Conv2d, activations: list[Tensor], output_gradient: Tensor) -> dict[Tensor, Tensor]:
@@ -101,14 +106,19 @@ class PerExampleGradients:
         loss: maps outputs (n, …) and targets (n, …) to the *sum* of the examples' losses; that of a task.
         probe: None, or public inputs (n, …) on which captured gradients are held against ordinary ones first, for a
             model that nobody has tested.
+        example: None, or the inputs (1, …) of a made-up example, which shows the layers whose gradients can be handed
+            over as outer products.
         precision: ``float32``; or ``bfloat16``, in which the passes through the model are then computed where torch's
             autocast does so. What is made of them (each example's gradient, its norm, its clipping) is float32, so the
             clip norm bounds it as ever: it is another function of the example, no looser a bound.
 
     Attributes:
         engine: ``captured`` or ``vmap``.
+        shapes: rows and columns of the parameters that :meth:`compact` hands over as outer products: weights of Linear
+            layers that are called once, on one vector an example.
         preferred_batch: the number of examples at a time that is fast for a model of this size; a smaller batch
             saves memory, a larger one mostly costs it.
+        compact_batch: the same for :meth:`compact`.
     """
 
     def __init__(
@@ -117,6 +127,7 @@ class PerExampleGradients:
         loss: LossFunction = cross_entropy_sum,
         *,
         probe: Tensor | None = None,
+        example: Tensor | None = None,
         precision: str = "float32",
     ) -> None:
         self.model = model
@@ -124,13 +135,20 @@ class PerExampleGradients:
         self.precision = _validate.one_of("precision", precision, PRECISIONS)
         self.names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.preferred_batch = max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, sum(map(torch.numel, self.parameters))))
         self._layers = layers_of(model)
         formulas = {**GradSampleModule.GRAD_SAMPLERS, **_FORMULAS}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
         self.engine = "vmap" if None in self._formulas.values() else "captured"
         if probe is not None and self.engine == "captured" and not self._captures_all(probe):
             self.engine = "vmap"
+        self.shapes: dict[int, tuple[int, int]] = {}
+        if example is not None and self.engine == "captured":
+            self.shapes = self._rank_one_weights(example)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        self.preferred_batch = _batch_of(sum(sizes))
+        self.compact_batch = _batch_of(
+            sum(sum(self.shapes[index]) if index in self.shapes else size for index, size in enumerate(sizes))
+        )
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Gradients of n examples.
@@ -144,7 +162,46 @@ class PerExampleGradients:
         """
         if len(inputs) == 0:
             return [parameter.new_zeros((0, *parameter.shape)) for parameter in self.parameters]
-        return self._captured(inputs, targets) if self.engine == "captured" else self._vmapped(inputs, targets)
+        if self.engine == "vmap":
+            return self._vmapped(inputs, targets)
+        return [dense(gradient) for gradient in self._captured(inputs, targets, frozenset(), frozenset())]
+
+    def compact(
+        self, inputs: Tensor, targets: Tensor, *, frozen: frozenset[int] = frozenset()
+    ) -> list[ExampleGradients]:
+        """As :meth:`__call__`, with outer products left as they are and without what is not needed.
+
+        Args:
+            inputs, targets: (n, …), n >= 0.
+            frozen: parameters of which no gradient is needed; theirs may be (n, 0).
+        """
+        if len(inputs) == 0 or self.engine == "vmap":
+            return list(self(inputs, targets))
+        return self._captured(inputs, targets, frozenset(self.shapes), frozen)
+
+    def _rank_one_weights(self, example: Tensor) -> dict[int, tuple[int, int]]:
+        """Linear layers that are called once, on one vector an example, and whose weight is nobody else's."""
+        position = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        seen: dict[int, list[bool]] = {}
+
+        def look(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
+            for parameter in module.parameters(recurse=False):
+                single = type(module) is nn.Linear and parameter is module.weight and inputs[0].dim() == 2
+                seen.setdefault(id(parameter), []).append(single)
+
+        handles = [module.register_forward_hook(look) for _, module in self._layers]
+        try:
+            with torch.no_grad():
+                self.model(example)
+        finally:
+            for handle in handles:
+                handle.remove()
+        found = {}
+        for key, calls in seen.items():
+            if calls == [True] and key in position and self.parameters[position[key]].numel() >= _LEAST_ENTRIES:
+                rows, columns = self.parameters[position[key]].shape
+                found[position[key]] = (rows, columns)
+        return found
 
     def _captures_all(self, probe: Tensor) -> bool:
         """Whether the captured gradients of the examples sum up to the ordinary gradient."""
@@ -163,15 +220,22 @@ class PerExampleGradients:
                 return False
         return True
 
-    def _captured(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    def _captured(
+        self, inputs: Tensor, targets: Tensor, rank_one: frozenset[int], frozen: frozenset[int]
+    ) -> list[ExampleGradients]:
+        still = {self.parameters[index] for index in frozen}
+        layers = [pair for pair in self._layers if not still.issuperset(pair[1].parameters(recurse=False))]
         with self._autocast(inputs):
-            calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), self._layers)
+            calls = capture(self.model, inputs, lambda outputs: self.loss(outputs, targets), layers)
         if self.precision != "float32":
             calls = [_widened(call) for call in calls]
-        gradients = gradients_of_calls(calls, self._formulas)
+        kept = {self.parameters[index] for index in rank_one}
+        gradients = compact_gradients(calls, self._formulas, kept)
+        n = len(inputs)
         return [
-            gradients[p] if p in gradients else p.new_zeros((len(inputs), *p.shape))  # the model did not use it
-            for p in self.parameters
+            # The others are not needed, or were not used.
+            gradients[p] if p in gradients else p.new_zeros((n, 0) if index in frozen else (n, *p.shape))
+            for index, p in enumerate(self.parameters)
         ]
 
     def _vmapped(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -182,10 +246,29 @@ class PerExampleGradients:
         return torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
+def _batch_of(floats: int) -> int:
+    """How many examples that hold so many numbers each are fast at once."""
+    return max(_SMALLEST_BATCH, _PREFERRED_FLOATS // max(1, floats))
+
+
 def _widened(call: Call) -> Call:
     """A call of which the products, and so norms and sums, are taken in float32."""
     activation = call.activation.float() if call.activation.is_floating_point() else call.activation
     return dataclasses.replace(call, activation=activation, output_gradient=call.output_gradient.float())
+
+
+def made_up_example(task: Task, private: PrivateData, *, copies: int = 1, device: str = "cpu") -> Tensor | None:
+    """What a model is given for an example of zeros, (1, …), which shows its layers.
+
+    Args:
+        task, private: which examples; none of them is read.
+        copies: augmented copies of an example. The gradient of more than one is no outer product: None.
+    """
+    if copies > 1:
+        return None
+    draw = task.draw(1, private.input_shape, NoiseKey.insecure(0).generator("shape"))
+    targets = torch.zeros(1, dtype=torch.long if task.classes else torch.float32)
+    return task.examples(torch.zeros(1, *private.input_shape), targets, draw)[0].to(device)
 
 
 def equal_parts(count: int, limit: int, *, workers: int = 1) -> list[slice]:
@@ -207,7 +290,7 @@ def equal_parts(count: int, limit: int, *, workers: int = 1) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
-def average_copies(gradients: Sequence[Tensor], multiplicity: int) -> list[Tensor]:
+def average_copies(gradients: Sequence[ExampleGradients], multiplicity: int) -> list[ExampleGradients]:
     """Average the gradients of an example's augmented copies, before anything is clipped (De et al. 2022).
 
     Args:
@@ -219,4 +302,4 @@ def average_copies(gradients: Sequence[Tensor], multiplicity: int) -> list[Tenso
     """
     if multiplicity == 1:
         return list(gradients)
-    return [gradient.unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]
+    return [dense(gradient).unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]

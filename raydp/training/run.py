@@ -28,7 +28,8 @@ from raydp._workers import ALONE, Workers, gather, own_part
 from raydp.data import Batch, Dataset, Part
 from raydp.data.augmentation import Augmentation, apply, draw
 from raydp.errors import CorruptFile, Diverged, InvalidValue, RaydpError
-from raydp.geometry import Geometry
+from raydp.geometry import Geometry, Support
+from raydp.geometry.rank_one import ExampleGradients
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
 from raydp.methods.hypernetwork_training import digest_of
@@ -39,7 +40,7 @@ from raydp.privacy.plan import Plan
 from raydp.tasks import HeldOut, Task, task
 from raydp.training import checkpoint, replay
 from raydp.training.discretion import discreet
-from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts
+from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts, made_up_example
 from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
@@ -256,11 +257,19 @@ class _Run:
             spec.model, input_shape=private.input_shape, outputs=private.outputs, seed=spec.seed
         ).to(spec.device)
         models.validate_model(self.model)
+        # How the weights move; None for a method whose phases only observe.
+        self.recipe = self.hyperparameters if isinstance(self.hyperparameters, GradientHyperparameters) else None
+        self.augmentation = Augmentation()
+        if self.recipe is not None:
+            self.augmentation = Augmentation(
+                kind=self.recipe.augmentation, multiplicity=self.recipe.augmentation_multiplicity
+            )
         probe = models.public_probe(spec.model, private.input_shape)
         self.gradients = PerExampleGradients(
             self.model,
             self.task.loss,
             probe=None if probe is None else probe.to(spec.device),
+            example=made_up_example(self.task, private, copies=self.augmentation.multiplicity, device=spec.device),
             precision=spec.precision,
         )
         self.parameters = self.gradients.parameters
@@ -276,13 +285,6 @@ class _Run:
             workers=workers,
         )
         self.policy: Policy = self.method.policy(self.hyperparameters, setting)
-        # How the weights move; None for a method whose phases only observe.
-        self.recipe = self.hyperparameters if isinstance(self.hyperparameters, GradientHyperparameters) else None
-        self.augmentation = Augmentation()
-        if self.recipe is not None:
-            self.augmentation = Augmentation(
-                kind=self.recipe.augmentation, multiplicity=self.recipe.augmentation_multiplicity
-            )
         self.geometry: Geometry | None = None  # of the last step that trained, and where that was
         self.geometry_at: tuple[str, int] | None = None
         self.optimizer: CoordinateOptimizer | None = None
@@ -472,13 +474,14 @@ class _Run:
         batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
         engine = self.policy.engine(phase.name)
         return private_gradient(
-            self._gradients(batch, phase, step, key) if engine is None else self._vectors(engine, batch),
+            self._gradients(batch, phase, step, key, geometry) if engine is None else self._vectors(engine, batch),
             geometry=geometry,
             phase=phase,
             step=step,
             key=key,
             device=self.spec.device,
             workers=self.workers,
+            shapes=self.gradients.shapes if engine is None else {},
         )
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
@@ -514,14 +517,17 @@ class _Run:
             weight_decay=recipe.weight_decay,
         )
 
-    def _gradients(self, batch: Batch, phase: Phase, step: int, key: NoiseKey) -> Iterator[list[Tensor]]:
+    def _gradients(
+        self, batch: Batch, phase: Phase, step: int, key: NoiseKey, geometry: Geometry
+    ) -> Iterator[list[ExampleGradients]]:
         """Per-example gradients of this worker's part of the logical batch, a micro-batch at a time: of each example's
         augmented copies, as the task randomises them, averaged. What is drawn is drawn for the whole batch."""
         n, multiplicity = len(batch), self.augmentation.multiplicity
         views = draw(self.augmentation, n, key.generator("augment", phase.name, step))
         shape = self.dataset.private.input_shape
         noise = self.task.draw(n * multiplicity, shape, key.generator("task", phase.name, step))
-        limit = max(1, min(self.spec.micro_batch, self.gradients.preferred_batch) // multiplicity)
+        frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+        limit = max(1, min(self.spec.micro_batch, self.gradients.compact_batch) // multiplicity)
         for part in self._own_parts(n, limit):
             inputs, targets = self._placed(batch, part)
             if len(shape) == 3:
@@ -529,7 +535,7 @@ class _Run:
             copies = slice(part.start * multiplicity, part.stop * multiplicity)
             targets = targets.repeat_interleave(multiplicity, dim=0)
             inputs, targets = self.task.examples(inputs, targets, None if noise is None else noise[copies])
-            yield average_copies(self.gradients(inputs, targets), multiplicity)
+            yield average_copies(self.gradients.compact(inputs, targets, frozen=frozen), multiplicity)
 
     def _vectors(self, engine: Engine, batch: Batch) -> Iterator[list[Tensor]]:
         """What an engine of the policy's own computes of this worker's examples themselves, a micro-batch at a time."""

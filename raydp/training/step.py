@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raydp._workers import ALONE, Workers
 from raydp.geometry import Geometry
-from raydp.geometry.base import MeasuredGeometry
-from raydp.geometry.clipping import clip, clip_factors, scale_factors
+from raydp.geometry.base import MeasuredGeometry, SeparableGeometry
+from raydp.geometry.clipping import clip, clip_factors, example_norms, scale_factors
+from raydp.geometry.rank_one import (
+    FACTOR_BITS,
+    ExampleGradients,
+    RankOne,
+    add_clipped_products,
+    dense,
+    product_unit,
+)
 from raydp.privacy.mechanism import GRID_CELLS, Phase
 from raydp.privacy.noise import NoiseKey
 
 # So many entries at a time: the three passes over them then run in the processor's caches.
 _ENTRIES = 2**17
+_DENSE_AT_ONCE = 32  # so many examples' outer products are multiplied out at a time
+# A sum of 2^19 outer products may not fit into 64 bits. A Poisson batch of this expected size never comes near.
+_LARGEST_BATCH = 2**16
 _LARGEST = 2.0**53  # float64 counts up to here; no sum comes near
 _LARGEST_ENTRY = 2**30  # in units; beyond, sums are taken in int64
 _CUT_OFF = 2.0**-12  # share of C that the grid of a measured sum may cost
@@ -58,6 +71,24 @@ def _units(part: Tensor, factors: Tensor, largest: float) -> Tensor:
     return total
 
 
+def _pieces(gradients: Sequence[ExampleGradients], count: int) -> Iterator[list[ExampleGradients]]:
+    """At most so many examples at a time."""
+    for start in range(0, len(gradients[0]), count):
+        piece = slice(start, start + count)
+        yield [
+            RankOne(rows=part.rows[piece], columns=part.columns[piece]) if isinstance(part, RankOne) else part[piece]
+            for part in gradients
+        ]
+
+
+def _only(part: ExampleGradients, chosen: Tensor) -> ExampleGradients:
+    """Zeros for the examples that are not chosen, (n,)."""
+    if isinstance(part, RankOne):
+        mask = chosen.unsqueeze(1)
+        return RankOne(rows=part.rows.where(mask, 0.0), columns=part.columns.where(mask, 0.0))
+    return part.flatten(1).where(chosen.unsqueeze(1), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _GradientGrid:
     """The grid on which a measured geometry's gradients are summed before the sum is projected.
@@ -66,33 +97,45 @@ class _GradientGrid:
     projected sum to that of the noise. So each is clipped to C·(1 - margin), where the margin covers
 
     * the cut-off: ‖M e‖ <= largest stretch · √d · unit for an error e of less than one unit an entry;
+    * the same for outer products, whose grid is finer: largest stretch · √rows · 2^22 · product unit;
     * the rounding of both neighbours' sums to the noise's grid: √d · spacing in all;
     * float32 in scaling a gradient, whose length is at most C over the smallest stretch, and float64 in projecting the
-      sums of fewer than 2^20 examples by products of fewer than 2^9 terms: ratio of the stretches · 2^-22 in all.
+      sums of fewer than 2^18 examples by products of fewer than 2^12 terms: ratio of the stretches · 2^-22 in all.
 
     Attributes:
         unit: a power of two.
         margin: in [0, _LARGEST_MARGIN].
         largest: size of the largest entry in units.
+        product_unit: of the gradients that come as outer products.
     """
 
     unit: float
     margin: float
     largest: float
+    product_unit: float
 
     @classmethod
-    def of(cls, geometry: MeasuredGeometry, *, clip_norm: float, spacing: float) -> _GradientGrid | None:
-        """None where the stretches differ so much that the margin would be felt."""
+    def of(
+        cls, geometry: MeasuredGeometry, *, clip_norm: float, spacing: float, product_rows: int = 0
+    ) -> _GradientGrid | None:
+        """None where the stretches differ so much that the margin would be felt.
+
+        Args:
+            product_rows: rows of all matrices whose gradients come as outer products.
+        """
         smallest, largest = geometry.stretches
         if not (0 < smallest <= largest < math.inf):
             return None
         root = math.sqrt(sum(geometry.parameter_sizes))
         _, exponent = math.frexp(clip_norm * _CUT_OFF / (largest * root))
         unit = math.ldexp(1.0, exponent - 1)  # at most the share _CUT_OFF of C
+        longest = 1.01 * clip_norm / smallest
+        fine = product_unit(longest)
         margin = _CUT_OFF + root * spacing / clip_norm + largest / smallest * 2.0**-22
+        margin += largest * math.sqrt(product_rows) * fine * 2**FACTOR_BITS / clip_norm
         if margin > _LARGEST_MARGIN:
             return None
-        return cls(unit=unit, margin=margin, largest=1.01 * clip_norm / (smallest * unit))
+        return cls(unit=unit, margin=margin, largest=longest / unit, product_unit=fine)
 
 
 @dataclass(kw_only=True)
@@ -107,52 +150,130 @@ class ClippedSum:
     the noise's grid once, at the end. The map is linear, so an example's share of the projected sum is its clipped
     coordinates all the same, up to what :class:`_GradientGrid` gives up of C for the rounding.
 
+    Gradients that come as outer products are summed on a finer grid, exactly too, and their sum is rounded to the
+    noise's at the end. With a :class:`~raydp.geometry.base.SeparableGeometry` each example is clipped to C less √d
+    spacings for it: the rounding of both neighbours' sums.
+
     Attributes:
         spacing: of the grid, a power of two.
+        shapes: of the matrices whose gradients come as outer products, by the parameter's position; none where the
+            geometry does not take them.
         total: int64, flat tensors: coordinates in units of ``spacing``, or gradients of a measured geometry in units
-            of its grid.
+            of its grid; those of outer products are all entries, in units of their grid.
     """
 
     geometry: Geometry
     clip_norm: float
     spacing: float
     device: str = "cpu"
+    shapes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     total: list[Tensor] = field(init=False)
     _measured: MeasuredGeometry | None = field(init=False)
     _grid: _GradientGrid | None = field(init=False)
 
     def __post_init__(self) -> None:
         self._measured, self._grid = None, None
+        if isinstance(self.geometry, SeparableGeometry):
+            self.shapes = {index: shape for index, shape in self.shapes.items() if self.geometry.sizes[index]}
+        elif not isinstance(self.geometry, MeasuredGeometry):
+            self.shapes = {}
         if isinstance(self.geometry, MeasuredGeometry):
-            self._grid = _GradientGrid.of(self.geometry, clip_norm=self.clip_norm, spacing=self.spacing)
-            self._measured = None if self._grid is None else self.geometry
-        sizes = self.geometry.sizes if self._measured is None else self._measured.parameter_sizes
+            self._grid = _GradientGrid.of(
+                self.geometry,
+                clip_norm=self.clip_norm,
+                spacing=self.spacing,
+                product_rows=sum(rows for rows, _ in self.shapes.values()),
+            )
+            if self._grid is None:
+                self.shapes = {}
+            else:
+                self._measured = self.geometry
+        sizes = list(self.geometry.sizes if self._measured is None else self._measured.parameter_sizes)
+        for index, shape in self.shapes.items():
+            sizes[index] = math.prod(shape)
         self.total = [torch.zeros(size, dtype=torch.int64, device=self.device) for size in sizes]
 
-    def add(self, gradients: Sequence[Tensor]) -> None:
-        """Add the examples whose per-example gradients (n, *shape) are given."""
+    def add(self, gradients: Sequence[ExampleGradients]) -> None:
+        """Add the examples whose per-example gradients, (n, *shape) or their factors, are given."""
+        if any(isinstance(part, RankOne) and index not in self.shapes for index, part in enumerate(gradients)):
+            for piece in _pieces(gradients, _DENSE_AT_ONCE):  # multiplied out, they are large
+                self.add([part if index in self.shapes else dense(part) for index, part in enumerate(piece)])
+            return
         if len(gradients[0]) == 0:
             return
-        if self._measured is None or self._grid is None:
-            parts = clipped_sum(self.geometry.project(gradients), self.clip_norm, self.spacing)
-        else:
-            within = self.clip_norm * (1 - self._grid.margin)
-            factors, finite = scale_factors(
-                self._measured.lengths(gradients), within, gradients[0].dtype, unit=self._grid.unit
+        if self._measured is None and not self.shapes:
+            rows = self.geometry.project([dense(part) for part in gradients])
+            for total, found in zip(self.total, clipped_sum(rows, self.clip_norm, self.spacing), strict=True):
+                total += found
+            return
+        # Lengths are those of what is summed.
+        parts = [part.rounded() if isinstance(part, RankOne) else part for part in gradients]
+        if self._measured is not None and self._grid is not None:
+            lengths, margin, unit, largest = (
+                self._measured.lengths(parts),
+                self._grid.margin,
+                self._grid.unit,
+                self._grid.largest,
             )
-            rows = [gradient.flatten(1) for gradient in gradients]
-            if not bool(finite.all()):  # 0 · inf is no zero
-                rows = [part.where(finite.unsqueeze(1), 0.0) for part in rows]
-            parts = [_units(part, factors, self._grid.largest) for part in rows]
+        else:
+            parts, lengths = self._separated(parts)
+            margin, unit, largest = self._rounding, self.spacing, GRID_CELLS
+        within = self.clip_norm * (1 - margin)
+        factors, finite = scale_factors(lengths, within, gradients[0].dtype, unit=unit)
+        exact, _ = scale_factors(lengths, within, torch.float64)
+        if not bool(finite.all()):  # 0 · inf is no zero
+            parts = [_only(part, finite) for part in parts]
         for total, part in zip(self.total, parts, strict=True):
-            total += part
+            if isinstance(part, RankOne):
+                add_clipped_products(total, part, exact, self._product_unit)
+            else:
+                total += _units(part.flatten(1), factors, largest)
+
+    def _separated(self, parts: Sequence[ExampleGradients]) -> tuple[list[ExampleGradients], Tensor]:
+        """Coordinates, those of outer products among all their entries, and the examples' lengths in them."""
+        geometry = self.geometry
+        assert isinstance(geometry, SeparableGeometry)
+        chosen: list[ExampleGradients] = []
+        squares = []
+        for index, part in enumerate(parts):
+            if isinstance(part, RankOne):
+                chosen.append(part)
+                squares.append(part.squares(geometry.weights(index, self.shapes[index])))
+            else:
+                coordinates = geometry.select(index, part)
+                chosen.append(coordinates)
+                squares.append(example_norms(coordinates).square())
+        return chosen, torch.stack(squares).sum(dim=0).sqrt()
+
+    @property
+    def _rounding(self) -> float:
+        """Share of C by which rounding both neighbours' sums of outer products to the noise's grid can move them."""
+        return math.sqrt(sum(self.geometry.sizes[index] for index in self.shapes)) * self.spacing / self.clip_norm
+
+    @property
+    def _product_unit(self) -> float:
+        return product_unit(self.clip_norm) if self._grid is None else self._grid.product_unit
 
     def units(self) -> list[Tensor]:
         """The clipped sum in the geometry's coordinates, int64, flat, in units of ``spacing``."""
         if self._grid is None:
-            return self.total
-        rows = self.geometry.project([total.double().unsqueeze(0) * self._grid.unit for total in self.total])
-        return [(part.squeeze(0) / self.spacing).round().clamp(-_LARGEST, _LARGEST).to(torch.int64) for part in rows]
+            return [
+                self._selected(index, total) if index in self.shapes else total
+                for index, total in enumerate(self.total)
+            ]
+        units = [self._product_unit if index in self.shapes else self._grid.unit for index in range(len(self.total))]
+        sums = [total.double().unsqueeze(0) * unit for total, unit in zip(self.total, units, strict=True)]
+        return [self._on_grid(part.squeeze(0)) for part in self.geometry.project(sums)]
+
+    def _selected(self, index: int, total: Tensor) -> Tensor:
+        """The coordinates of a sum of outer products, rounded to the noise's grid, which is a power of two coarser."""
+        assert isinstance(self.geometry, SeparableGeometry)
+        chosen = self.geometry.select(index, total.unsqueeze(0)).squeeze(0)
+        bits = math.frexp(self.spacing / self._product_unit)[1] - 1
+        return (chosen + (1 << bits >> 1)).bitwise_right_shift_(bits)
+
+    def _on_grid(self, numbers: Tensor) -> Tensor:
+        return (numbers / self.spacing).round().clamp(-_LARGEST, _LARGEST).to(torch.int64)
 
     def coordinates(self) -> list[Tensor]:
         """:meth:`units` as float64 numbers, flat."""
@@ -180,14 +301,20 @@ def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> l
     scale = math.nextafter(phase.noise_std, math.inf) / phase.spacing
     released = []
     for index, total in enumerate(clipped.units()):
-        noise = key.rounded_normals(total.numel(), scale, "noise", phase.name, step, index)
-        noisy = (total + torch.from_numpy(noise).to(total.device)).double()
-        released.append((noisy * (phase.spacing / phase.batch_size)).to(torch.get_default_dtype()))
+        sums, average = total.cpu(), torch.empty(total.shape, dtype=torch.get_default_dtype())
+
+        def add(start: int, draws: np.ndarray, sums: Tensor = sums, average: Tensor = average) -> None:
+            place = slice(start, start + len(draws))
+            noisy = torch.from_numpy(draws).add_(sums[place])
+            torch.mul(noisy.double(), phase.spacing / phase.batch_size, out=average[place])
+
+        key.use_rounded_normals(total.numel(), scale, add, "noise", phase.name, step, index)
+        released.append(average.to(total.device))
     return released
 
 
 def private_gradient(
-    batches: Iterable[Sequence[Tensor]],
+    batches: Iterable[Sequence[ExampleGradients]],
     *,
     geometry: Geometry,
     phase: Phase,
@@ -195,16 +322,30 @@ def private_gradient(
     key: NoiseKey,
     device: str = "cpu",
     workers: Workers = ALONE,
+    shapes: Mapping[int, tuple[int, int]] = types.MappingProxyType({}),
 ) -> list[Tensor]:
     """One private step over micro-batches of per-example gradients: project, clip, sum, noise, divide.
 
     Every worker brings the micro-batches of its own part of the logical batch, possibly none. Their sums are added,
     which is exact, before the one noise draw; each worker computes the same release.
 
+    Args:
+        batches: gradients (n, *shape) of all parameters, or their factors.
+        geometry, phase, step: in which space, under which noise, and which step of the phase.
+        key: the secret key of this phase.
+        device: where the sums are.
+        workers: who shares the batch.
+        shapes: rows and columns of the parameters whose gradients always come as outer products, by position. Those
+            that come so although they are not named are multiplied out.
+
     Returns:
         The released coordinates (before ``geometry.lift``); everything computed from them is post-processing.
     """
-    total = ClippedSum(geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device)
+    if phase.batch_size > _LARGEST_BATCH:
+        shapes = {}
+    total = ClippedSum(
+        geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device, shapes=shapes
+    )
     for gradients in batches:
         total.add(gradients)
     workers.sum(total.total)

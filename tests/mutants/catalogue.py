@@ -28,6 +28,7 @@ class Mutant:
 _STEP = "training/test_step.py"
 _BOUND = "geometry/test_bound.py"
 _LENGTHS = "geometry/test_lengths.py"
+_RANK_ONE = "geometry/test_rank_one.py"
 _NOISE = "privacy/test_noise.py"
 _STREAM = "privacy/test_stream.py"
 _LEDGER = "privacy/test_ledger.py"
@@ -53,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="noise left out",
         file="training/step.py",
-        old="noisy = (total + torch.from_numpy(noise).to(total.device)).double()",
-        new="noisy = total.double()",
+        old="noisy = torch.from_numpy(draws).add_(sums[place])",
+        new="noisy = sums[place]",
         tests=(_STEP,),
     ),
     Mutant(
@@ -110,14 +111,14 @@ MUTANTS = (
     Mutant(
         name="a measured sum clipped to twice the norm",
         file="training/step.py",
-        old="within = self.clip_norm * (1 - self._grid.margin)",
+        old="within = self.clip_norm * (1 - margin)",
         new="within = self.clip_norm * 2",
         tests=(_LENGTHS, _BOUND),
     ),
     Mutant(
         name="a measured sum leaves no room for its rounding",
         file="training/step.py",
-        old="within = self.clip_norm * (1 - self._grid.margin)",
+        old="within = self.clip_norm * (1 - margin)",
         new="within = self.clip_norm",
         tests=(_LENGTHS, _BOUND),
     ),
@@ -188,7 +189,7 @@ MUTANTS = (
     Mutant(
         name="augmented copies clipped one by one",
         file="training/gradients.py",
-        old="return [gradient.unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]",
+        old="return [dense(gradient).unflatten(0, (-1, multiplicity)).mean(dim=1) for gradient in gradients]",
         new="return list(gradients)",
         tests=("training/test_gradients.py",),
     ),
@@ -224,15 +225,15 @@ MUTANTS = (
     Mutant(
         name="normals rounded by floating point alone",
         file="privacy/stream.py",
-        old="        for place in sorted(doubtful):",
-        new="        for place in ():",
+        old="        for block, place in np.argwhere(doubtful.numpy()).tolist():",
+        new="        for block, place in ():",
         tests=(_STREAM,),
     ),
     Mutant(
         name="sine and cosine of one angle confused",
         file="privacy/stream.py",
-        old="radius * np.sin(angle)",
-        new="radius * np.cos(angle)",
+        old="torch.mul(radius, angle.sin_(), out=pairs[:, 1])",
+        new="torch.mul(radius, angle.cos_(), out=pairs[:, 1])",
         tests=(_STREAM,),
     ),
     Mutant(
@@ -291,10 +292,45 @@ MUTANTS = (
         tests=("methods/test_two_phase.py",),
     ),
     Mutant(
+        name="outer products rounded away from zero",
+        file="geometry/rank_one.py",
+        old=".unsqueeze(1)).trunc_()",
+        new=".unsqueeze(1)).ceil_()",
+        tests=(_RANK_ONE,),
+    ),
+    Mutant(
+        name="outer products measured on their rows alone",
+        file="geometry/rank_one.py",
+        old="self.rows.double().square().sum(dim=1) * self.columns.double().square().sum(dim=1)",
+        new="self.rows.double().square().sum(dim=1)",
+        tests=(_RANK_ONE,),
+    ),
+    Mutant(
+        name="frozen entries of outer products count",
+        file="training/step.py",
+        old="part.squares(geometry.weights(index, self.shapes[index]))",
+        new="part.squares()",
+        tests=(_RANK_ONE,),
+    ),
+    Mutant(
+        name="whitened outer products measured without the bias",
+        file="geometry/lengths.py",
+        old="columns.new_ones(len(columns), 1)",
+        new="columns.new_zeros(len(columns), 1)",
+        tests=(_RANK_ONE,),
+    ),
+    Mutant(
+        name="sums of outer products beyond what is exact",
+        file="geometry/rank_one.py",
+        old="_EXAMPLES_AT_ONCE = 2 ** (53 - PRODUCT_BITS)",
+        new="_EXAMPLES_AT_ONCE = 2**20",
+        tests=(_RANK_ONE,),
+    ),
+    Mutant(
         name="whitened twice",
         file="geometry/whitening.py",
-        old='    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""\n\n    power = 0.5',
-        new='    """Coordinates M g with MᵀM = F̃^{-1}; the way back is Mᵀ."""\n\n    power = 1.0',
+        old="    power = 0.5\n",
+        new="    power = 1.0\n",
         tests=("geometry/test_whitening.py",),
     ),
     Mutant(

@@ -45,8 +45,10 @@ def test_the_bound_is_below_the_claim_and_sees_the_canaries(tmp_path: Path, meth
 
 @pytest.mark.slow
 def test_a_tenth_of_the_noise_is_refuted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = NoiseKey.rounded_normals
-    monkeypatch.setattr(NoiseKey, "rounded_normals", lambda self, n, scale, *a: honest(self, n, scale / 10, *a))
+    honest = NoiseKey.use_rounded_normals
+    monkeypatch.setattr(
+        NoiseKey, "use_rounded_normals", lambda self, n, scale, use, *a: honest(self, n, scale / 10, use, *a)
+    )
     report = audited(tmp_path, runs=100)
     assert not report.passed
     assert report.one_run.epsilon_lower > 1.5 * report.one_run_claim
@@ -79,8 +81,10 @@ def test_a_method_with_public_images_is_audited_on_them(tmp_path: Path, method: 
 def test_a_tenth_of_the_noise_is_refuted_with_public_images_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = NoiseKey.rounded_normals
-    monkeypatch.setattr(NoiseKey, "rounded_normals", lambda self, n, scale, *a: honest(self, n, scale / 10, *a))
+    honest = NoiseKey.use_rounded_normals
+    monkeypatch.setattr(
+        NoiseKey, "use_rounded_normals", lambda self, n, scale, use, *a: honest(self, n, scale / 10, use, *a)
+    )
     report = audited(tmp_path, "dp_sgd_pt", config={"pretrain_epochs": 1}, public="digits28", public_limit=100, runs=50)
     assert report.one_run.epsilon_lower > report.one_run_claim
 

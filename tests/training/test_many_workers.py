@@ -51,25 +51,30 @@ def recorded(workers: Workers, spec: RunSpec) -> Any:
     batches: list[str] = []
     noises: list[str] = []
     parts: list[int] = []
-    sample, draw, query = types.poisson_sample, NoiseKey.rounded_normals, run.private_gradient
+    sample, draw, query = types.poisson_sample, NoiseKey.use_rounded_normals, run.private_gradient
 
     def sampled(*arguments: Any) -> np.ndarray:
         found = sample(*arguments)
         batches.append(digest(found))
         return found
 
-    def drawn(self: NoiseKey, count: int, scale: float, *address: str | int) -> np.ndarray:
-        found = draw(self, count, scale, *address)
+    def drawn(self: NoiseKey, count: int, scale: float, use: Callable[..., None], *address: str | int) -> None:
+        found = np.empty(count, dtype=np.int64)
+
+        def seen(start: int, draws: np.ndarray) -> None:
+            found[start : start + len(draws)] = draws  # before ``use``, which may change them
+            use(start, draws)
+
+        draw(self, count, scale, seen, *address)
         if address[:2] != ("noise", "holdout"):  # by the first worker alone
             noises.append(digest(found))
-        return found
 
     def queried(gradients: Any, **keywords: Any) -> list[Tensor]:
         own = list(gradients)
         parts.append(sum(len(part[0]) for part in own))
         return query(own, **keywords)
 
-    types.poisson_sample, NoiseKey.rounded_normals = sampled, drawn  # type: ignore[assignment, method-assign]
+    types.poisson_sample, NoiseKey.use_rounded_normals = sampled, drawn  # type: ignore[assignment, method-assign]
     run.private_gradient = queried
     reports = [(report.step, dict(report.metrics), dict(report.diagnostics)) for report in execute(spec, workers)]
     return {"batches": batches, "noises": noises, "parts": parts, "reports": reports}
