@@ -94,6 +94,10 @@ class WorkerFailed(RaydpError):
         return type(self), (self.worker, self.kind, self.reason)
 
 
+class MemoryExhausted(RaydpError):
+    """A single example does not fit into memory. Nothing private is in the message."""
+
+
 class WorkerLost(RaydpError):
     """Another worker of this run is gone without a word: killed, or its machine is lost. The run can be resumed."""
 

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
-from raydp.errors import LedgerRefusal, RaydpError, WorkerFailed, WorkerLost
+from raydp.errors import LedgerRefusal, MemoryExhausted, RaydpError, WorkerFailed, WorkerLost
 
 
 @contextlib.contextmanager
@@ -14,7 +14,8 @@ def discreet(what: str, *, such_as: str = "") -> Iterator[None]:
     """Run a private query: warnings are dropped, and an exception is told by its type alone.
 
     A library's message may name the size of a private batch, a norm or a loss. A refusal of the ledger speaks of the
-    plan alone and passes, and so does the end of another worker, which was told there as it may be.
+    plan alone and passes, and so does a lack of memory for one example, and the end of another worker, which was told
+    there as it may be.
 
     Args:
         what: failed, for the message.
@@ -27,7 +28,7 @@ def discreet(what: str, *, such_as: str = "") -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (LedgerRefusal, WorkerFailed, WorkerLost):
+    except (LedgerRefusal, MemoryExhausted, WorkerFailed, WorkerLost):
         raise
     except Exception as error:
         raise RaydpError(

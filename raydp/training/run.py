@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ from raydp.training import checkpoint, replay
 from raydp.training.discretion import discreet
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts, made_up_example
 from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
+from raydp.training.memory import Batches, MicroBatch
 from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
 from raydp.training.step import private_gradient
 from raydp.training.workers import as_one
@@ -70,7 +71,8 @@ class RunSpec:
             without noise, and then the metrics are public or labelled non-private.
         metric: what is released of a private hold-out; has a meaning with ``holdout_plan`` only.
         reports: how often the run evaluates, checkpoints and reports, at least once.
-        micro_batch: at most so many gradients are held at once; changes speed and memory, nothing else.
+        micro_batch: at most so many gradients are held at once, and half of them where memory runs out; changes speed
+            and memory, nothing else.
         precision: of forward and backward passes, float32 or bfloat16; clipping and noise are as ever.
         device: ``cpu`` or ``cuda``.
     """
@@ -299,6 +301,10 @@ class _Run:
             workers=workers.count,
         )
         self.conditions = replay.agreed(gather(workers, self.conditions))
+        # A worker whose memory ran out may have halved its own; a run that goes on takes the smallest of all.
+        self.micro_batch = MicroBatch(spec.micro_batch, spec.directory / f"micro-batch-{workers.rank}")
+        self.first_size = self.micro_batch.size = min(gather(workers, self.micro_batch.size))
+        self.conditions["micro_batch"] = self.first_size
         root = self._root_key()
         self.keys = self._keys(root)
         self.holdout = None if holdout_ledger is None else self._holdout(holdout_ledger, root)
@@ -473,8 +479,19 @@ class _Run:
         """All of a step that touches private examples; what it returns is noised."""
         batch = self.dataset.private.sample(key=key, phase=phase, step=step, ledger=self.ledger)
         engine = self.policy.engine(phase.name)
+
+        def shrink() -> None:
+            preferred = self.gradients.compact_batch if engine is None else engine.preferred_batch
+            self.micro_batch.halve(min(self.micro_batch.size, preferred))
+            self.conditions["micro_batch"] = self.micro_batch.size
+
+        def vectors() -> Iterator[Sequence[ExampleGradients]]:
+            if engine is None:
+                return self._gradients(batch, phase, step, key, geometry)
+            return self._vectors(engine, batch)
+
         return private_gradient(
-            self._gradients(batch, phase, step, key, geometry) if engine is None else self._vectors(engine, batch),
+            Batches(vectors),
             geometry=geometry,
             phase=phase,
             step=step,
@@ -482,6 +499,7 @@ class _Run:
             device=self.spec.device,
             workers=self.workers,
             shapes=self.gradients.shapes if engine is None else {},
+            shrink=shrink,
         )
 
     def _train(self, geometry: Geometry, released: list[Tensor], phase: Phase, step: int) -> None:
@@ -527,8 +545,7 @@ class _Run:
         shape = self.dataset.private.input_shape
         noise = self.task.draw(n * multiplicity, shape, key.generator("task", phase.name, step))
         frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
-        limit = max(1, min(self.spec.micro_batch, self.gradients.compact_batch) // multiplicity)
-        for part in self._own_parts(n, limit):
+        for part in self._own_parts(n, self.gradients.compact_batch, multiplicity):
             inputs, targets = self._placed(batch, part)
             if len(shape) == 3:
                 inputs = apply(inputs, views[part])
@@ -539,13 +556,21 @@ class _Run:
 
     def _vectors(self, engine: Engine, batch: Batch) -> Iterator[list[Tensor]]:
         """What an engine of the policy's own computes of this worker's examples themselves, a micro-batch at a time."""
-        for part in self._own_parts(len(batch), max(1, min(self.spec.micro_batch, engine.preferred_batch))):
+        for part in self._own_parts(len(batch), engine.preferred_batch):
             yield engine(*self._placed(batch, part))
 
-    def _own_parts(self, count: int, limit: int) -> list[slice]:
-        """This worker's micro-batches of a logical batch of ``count`` examples; it may have none."""
-        parts = equal_parts(count, limit, workers=self.workers.count)
-        return parts[own_part(len(parts), self.workers)]
+    def _own_parts(self, count: int, preferred: int, multiplicity: int = 1) -> list[slice]:
+        """This worker's micro-batches of a logical batch of ``count`` examples; it may have none.
+
+        All workers cut the batch alike, at the size that they began with. Whose memory ran out cuts its own parts on.
+        """
+        first, now = (max(1, min(n, preferred) // multiplicity) for n in (self.first_size, self.micro_batch.size))
+        parts = equal_parts(count, first, workers=self.workers.count)
+        return [
+            slice(part.start + piece.start, part.start + piece.stop)
+            for part in parts[own_part(len(parts), self.workers)]
+            for piece in equal_parts(part.stop - part.start, now)
+        ]
 
     def _placed(self, batch: Batch, part: slice) -> tuple[Tensor, Tensor]:
         """Normalised inputs and targets of a part of a batch, on the device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,7 @@ from raydp.geometry.rank_one import (
 )
 from raydp.privacy.mechanism import GRID_CELLS, Phase
 from raydp.privacy.noise import NoiseKey
+from raydp.training.memory import is_out_of_memory
 
 # So many entries at a time: the three passes over them then run in the processor's caches.
 _ENTRIES = 2**17
@@ -323,6 +324,7 @@ def private_gradient(
     device: str = "cpu",
     workers: Workers = ALONE,
     shapes: Mapping[int, tuple[int, int]] = types.MappingProxyType({}),
+    shrink: Callable[[], None] | None = None,
 ) -> list[Tensor]:
     """One private step over micro-batches of per-example gradients: project, clip, sum, noise, divide.
 
@@ -337,17 +339,26 @@ def private_gradient(
         workers: who shares the batch.
         shapes: rows and columns of the parameters whose gradients always come as outer products, by position. Those
             that come so although they are not named are multiplied out.
+        shrink: called when memory runs out; then ``batches`` are gone through again, from the beginning. None: the
+            error is raised.
 
     Returns:
         The released coordinates (before ``geometry.lift``); everything computed from them is post-processing.
     """
     if phase.batch_size > _LARGEST_BATCH:
         shapes = {}
-    total = ClippedSum(
-        geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device, shapes=shapes
-    )
-    for gradients in batches:
-        total.add(gradients)
+    while True:
+        total = ClippedSum(
+            geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device, shapes=shapes
+        )
+        try:
+            for gradients in batches:
+                total.add(gradients)
+            break
+        except (RuntimeError, MemoryError) as error:
+            if shrink is None or not is_out_of_memory(error):
+                raise
+        shrink()  # after the exception is gone, and with it what it held
     workers.sum(total.total)
     return release(total, phase=phase, step=step, key=key)
 

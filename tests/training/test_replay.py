@@ -113,11 +113,11 @@ def test_what_a_private_step_fails_of_is_not_told(tmp_path: Path, monkeypatch: p
     spec = digits_spec(tmp_path, "dp_sgd", FAST)
     sizes = []
 
-    def failing(self: object, images: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    def failing(self: object, images: torch.Tensor, labels: torch.Tensor, **_: object) -> list[torch.Tensor]:
         sizes.append(len(images))
         raise RuntimeError(f"shape [{len(images)}, 64] is invalid")
 
-    monkeypatch.setattr(run.PerExampleGradients, "__call__", failing)
+    monkeypatch.setattr(run.PerExampleGradients, "compact", failing)
     with pytest.raises(RaydpError, match="failed with RuntimeError") as caught:
         list(execute(spec))
     assert str(sizes[0]) not in str(caught.value) and str(sizes[0]) in str(caught.value.__cause__)

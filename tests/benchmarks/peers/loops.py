@@ -100,7 +100,9 @@ def raydp_step(
 ) -> Advance:
     """The step of a run of ``dp_sgd``, or of TP-TopK's second phase: what ``raydp.training.run`` does between drawing
     the batch and writing the ledger, on the engine, the micro-batches and the release that it uses."""
-    gradients = PerExampleGradients(model, lambda outputs, wanted: workload.losses(outputs, wanted).sum())
+    gradients = PerExampleGradients(
+        model, lambda outputs, wanted: workload.losses(outputs, wanted).sum(), example=torch.zeros_like(inputs[:1])
+    )
     batch, parameters = len(inputs), gradients.parameters
     spec = PhaseSpec(
         name="train",
@@ -111,14 +113,17 @@ def raydp_step(
     )
     phase, key = Phase(spec=spec, noise_multiplier=setting.noise_multiplier), NoiseKey.insecure(0)
     geometry = _geometry([parameter.numel() for parameter in parameters], support)
+    frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
     optimizer = CoordinateOptimizer(parameters, geometry.support, kind="sgd", momentum=0.0, weight_decay=0.0)
     step = 0
 
     def advance() -> None:
         nonlocal step
-        parts = equal_parts(batch, min(RunSpec.micro_batch, gradients.preferred_batch))
-        vectors = (gradients(inputs[part], targets[part]) for part in parts)
-        released = private_gradient(vectors, geometry=geometry, phase=phase, step=step, key=key)
+        parts = equal_parts(batch, min(RunSpec.micro_batch, gradients.compact_batch))
+        vectors = (gradients.compact(inputs[part], targets[part], frozen=frozen) for part in parts)
+        released = private_gradient(
+            vectors, geometry=geometry, phase=phase, step=step, key=key, shapes=gradients.shapes
+        )
         optimizer.step(geometry.lift(released), setting.learning_rate)
         step += 1
         if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
