@@ -132,11 +132,11 @@ MUTANTS = (
     Mutant(
         name="noise in each micro-batch",
         file="training/step.py",
-        old="        total.add(gradients)\n    workers.sum(",
-        new="        total.add(gradients)\n"
-        "        for part, noisy in zip(total.total, release(total, phase=phase, step=step, key=key), strict=True):\n"
-        "            part.copy_((noisy.double() * phase.batch_size / phase.spacing).round())\n"
-        "    workers.sum(",
+        old="                total.add(gradients)\n",
+        new="                total.add(gradients)\n"
+        "                found = release(total, phase=phase, step=step, key=key)\n"
+        "                for part, noisy in zip(total.total, found, strict=True):\n"
+        "                    part.copy_((noisy.double() * phase.batch_size / phase.spacing).round())\n",
         tests=(_STEP,),
     ),
     Mutant(
@@ -153,15 +153,11 @@ MUTANTS = (
     Mutant(
         name="divided by the realised batch size",
         file="training/step.py",
-        old="    for gradients in batches:\n        total.add(gradients)\n    workers.sum(total.total)\n"
-        "    return release(total, phase=phase,",
-        new="    import dataclasses\n"
-        "    count = 0\n"
-        "    for gradients in batches:\n"
-        "        total.add(gradients)\n"
-        "        count += len(gradients[0])\n"
-        "    spec = dataclasses.replace(phase.spec, batch_size=max(1, count))\n"
-        "    return release(total, phase=dataclasses.replace(phase, spec=spec),",
+        old="                total.add(gradients)\n            break",
+        new="                total.add(gradients)\n"
+        "                from dataclasses import replace\n"
+        "                phase = replace(phase, spec=replace(phase.spec, batch_size=max(1, len(gradients[0]))))\n"
+        "            break",
         tests=(_STEP,),
     ),
     Mutant(
@@ -327,6 +323,17 @@ MUTANTS = (
         tests=(_RANK_ONE,),
     ),
     Mutant(
+        name="what was summed before memory ran out counts twice",
+        file="training/step.py",
+        old="    while True:\n        total = ClippedSum(\n"
+        "            geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device, "
+        "shapes=shapes\n        )\n",
+        new="    total = ClippedSum(\n"
+        "        geometry=geometry, clip_norm=phase.clip_norm, spacing=phase.spacing, device=device, shapes=shapes\n"
+        "    )\n    while True:\n",
+        tests=("training/test_memory.py",),
+    ),
+    Mutant(
         name="whitened twice",
         file="geometry/whitening.py",
         old="    power = 0.5\n",
@@ -397,8 +404,8 @@ MUTANTS = (
     Mutant(
         name="each worker reads the whole batch",
         file="training/run.py",
-        old="        return parts[own_part(len(parts), self.workers)]",
-        new="        return parts",
+        old="for part in parts[own_part(len(parts), self.workers)]",
+        new="for part in parts",
         tests=(_SAME,),
     ),
     Mutant(
