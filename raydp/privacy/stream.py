@@ -25,7 +25,6 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,7 @@ _ERROR = 2.0**-43  # absolute, of the fast path's standard normals
 _EDGE = 2.0**-18
 _MORE_BITS = 128
 _PAIRS_IN_A_BLOCK = 2**13  # part of what a draw is
-_BLOCKS_AT_ONCE = 2  # stays in the processor's caches, and below what torch cuts between threads
+_BLOCKS_AT_ONCE = 4  # stays in the processor's caches, and enough for each call
 
 
 class Stream:
@@ -102,22 +101,13 @@ class Stream:
 
         Args:
             count, scale: as above.
-            use: called once for each piece with its place and its draws, int64, in any order and by several threads.
+            use: called once for each piece with its place and its draws, int64, which it may change.
         """
         scale = _validate.between("scale", scale, 0, 2.0**57, low_open=True)
-        pieces = list(_pieces((count + 1) // 2))
-        threads = min(torch.get_num_threads(), len(pieces) // 2)
-
-        def draw(start: int, words: np.ndarray) -> None:
-            use(2 * start, self._rounded_blocks(start, words, scale)[: count - 2 * start])
-
-        # Whole pieces by threads of our own, not parts of single operations by torch's (and MKL's): those wait for one
-        # another after each operation, which takes a hundred times as long where another process has a core.
-        with _undivided(), ThreadPoolExecutor(max(1, threads)) as pool:
-            for first in range(0, len(pieces), 32):  # so few words at a time
-                some = pieces[first : first + 32]
-                words = (self.words(math.prod(shape)).reshape(shape) for _, shape in some)
-                list((pool.map if threads > 1 else map)(draw, [start for start, _ in some], words))
+        with _undivided():
+            for start, shape in _pieces((count + 1) // 2):
+                words = self.words(math.prod(shape)).reshape(shape)
+                use(2 * start, self._rounded_blocks(start, words, scale)[: count - 2 * start])
 
     def integers(self, low: int, high: int, size: int | tuple[int, ...] = ()) -> np.ndarray:
         """Uniform int64 in [low, high), to a relative (high - low)·2^-53."""
@@ -143,8 +133,12 @@ class Stream:
         exact *= scale
         rounded = exact.round()
         found = rounded.to(torch.int64).numpy()
-        distance = exact.sub_(rounded).abs_().amax(dim=1)
-        doubtful = (distance > 0.5 - scale * _ERROR) | (uniform < _EDGE) | (uniform > 1 - _EDGE)
+        distance = exact.sub_(rounded).abs_()
+        largest = 0.5 - scale * _ERROR
+        low, high = (float(bound) for bound in uniform.aminmax())
+        if float(distance.max()) <= largest and low >= _EDGE and high <= 1 - _EDGE:
+            return found.reshape(-1)
+        doubtful = (distance.amax(dim=1) > largest) | (uniform < _EDGE) | (uniform > 1 - _EDGE)
         for block, place in np.argwhere(doubtful.numpy()).tolist():
             first, second = (int(word) for word in words[block, :, place])
             found[block, :, place] = self._long_pair(start + block * pairs + place, first, second, scale)
@@ -166,7 +160,11 @@ class Stream:
 
 @contextlib.contextmanager
 def _undivided() -> Iterator[None]:
-    """Inside, torch does not cut operations between threads."""
+    """Inside, torch (and MKL) do not cut operations between threads.
+
+    They are small, and threads that wait for one another after each take a hundred times as long where another process
+    has a core. Threads for whole pieces gain nothing: they wait for Python's lock.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

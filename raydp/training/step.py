@@ -72,6 +72,11 @@ def _units(part: Tensor, factors: Tensor, largest: float) -> Tensor:
     return total
 
 
+def shifted(total: Tensor, bits: int) -> Tensor:
+    """Integers divided by 2^bits and rounded to the nearest."""
+    return total if bits == 0 else (total + (1 << bits >> 1)).bitwise_right_shift_(bits)
+
+
 def _pieces(gradients: Sequence[ExampleGradients], count: int) -> Iterator[list[ExampleGradients]]:
     """At most so many examples at a time."""
     for start in range(0, len(gradients[0]), count):
@@ -257,21 +262,23 @@ class ClippedSum:
 
     def units(self) -> list[Tensor]:
         """The clipped sum in the geometry's coordinates, int64, flat, in units of ``spacing``."""
+        return [shifted(total, bits) for total, bits in self.sums()]
+
+    def sums(self) -> list[tuple[Tensor, int]]:
+        """The same, each with a number of bits by which it still has to be :func:`shifted`."""
         if self._grid is None:
-            return [
-                self._selected(index, total) if index in self.shapes else total
-                for index, total in enumerate(self.total)
-            ]
+            return [self._selected(index, total) for index, total in enumerate(self.total)]
         units = [self._product_unit if index in self.shapes else self._grid.unit for index in range(len(self.total))]
         sums = [total.double().unsqueeze(0) * unit for total, unit in zip(self.total, units, strict=True)]
-        return [self._on_grid(part.squeeze(0)) for part in self.geometry.project(sums)]
+        return [(self._on_grid(part.squeeze(0)), 0) for part in self.geometry.project(sums)]
 
-    def _selected(self, index: int, total: Tensor) -> Tensor:
-        """The coordinates of a sum of outer products, rounded to the noise's grid, which is a power of two coarser."""
+    def _selected(self, index: int, total: Tensor) -> tuple[Tensor, int]:
+        """The coordinates; those of a sum of outer products are on a grid finer by a power of two."""
+        if index not in self.shapes:
+            return total, 0
         assert isinstance(self.geometry, SeparableGeometry)
-        chosen = self.geometry.select(index, total.unsqueeze(0)).squeeze(0)
         bits = math.frexp(self.spacing / self._product_unit)[1] - 1
-        return (chosen + (1 << bits >> 1)).bitwise_right_shift_(bits)
+        return self.geometry.select(index, total.unsqueeze(0)).squeeze(0), bits
 
     def _on_grid(self, numbers: Tensor) -> Tensor:
         return (numbers / self.spacing).round().clamp(-_LARGEST, _LARGEST).to(torch.int64)
@@ -301,12 +308,14 @@ def release(clipped: ClippedSum, *, phase: Phase, step: int, key: NoiseKey) -> l
     # Rounded up, so that no rounding of sigma·C takes from the noise. Dividing by a power of two is exact.
     scale = math.nextafter(phase.noise_std, math.inf) / phase.spacing
     released = []
-    for index, total in enumerate(clipped.units()):
+    for index, (total, bits) in enumerate(clipped.sums()):
         sums, average = total.cpu(), torch.empty(total.shape, dtype=torch.get_default_dtype())
 
-        def add(start: int, draws: np.ndarray, sums: Tensor = sums, average: Tensor = average) -> None:
+        def add(
+            start: int, draws: np.ndarray, sums: Tensor = sums, bits: int = bits, average: Tensor = average
+        ) -> None:
             place = slice(start, start + len(draws))
-            noisy = torch.from_numpy(draws).add_(sums[place])
+            noisy = torch.from_numpy(draws).add_(shifted(sums[place], bits))
             torch.mul(noisy.double(), phase.spacing / phase.batch_size, out=average[place])
 
         key.use_rounded_normals(total.numel(), scale, add, "noise", phase.name, step, index)

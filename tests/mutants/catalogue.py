@@ -54,8 +54,8 @@ MUTANTS = (
     Mutant(
         name="noise left out",
         file="training/step.py",
-        old="noisy = torch.from_numpy(draws).add_(sums[place])",
-        new="noisy = sums[place]",
+        old="noisy = torch.from_numpy(draws).add_(shifted(sums[place], bits))",
+        new="noisy = shifted(sums[place], bits)",
         tests=(_STEP,),
     ),
     Mutant(
@@ -142,11 +142,11 @@ MUTANTS = (
     Mutant(
         name="no noise on an empty batch",
         file="training/step.py",
-        old="    released = []\n    for index, total in enumerate(clipped.units()):",
+        old="    released = []\n    for index, (total, bits) in enumerate(clipped.sums()):",
         new="    released = []\n"
         "    if not any(bool(part.any()) for part in clipped.total):\n"
         "        return [part.float() for part in clipped.units()]\n"
-        "    for index, total in enumerate(clipped.units()):",
+        "    for index, (total, bits) in enumerate(clipped.sums()):",
         tests=(_STEP,),
         fast=True,
     ),

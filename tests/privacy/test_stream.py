@@ -126,15 +126,20 @@ def test_uniforms_at_the_ends_of_the_interval_take_the_long_path() -> None:
 
 @pytest.mark.parametrize("count", [1, 16_384, 16_385, 80_000, 700_001])
 def test_neither_threads_nor_pieces_change_a_draw(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
     alone = Stream(SECRET).rounded_normals(count, 2.0**22)
     monkeypatch.setattr(stream, "_BLOCKS_AT_ONCE", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    shared = Stream(SECRET)
-    assert np.array_equal(shared.rounded_normals(count, 2.0**22), alone)
-    # The stream is read on where a single thread would read on.
+    try:
+        torch.set_num_threads(3)
+        other = Stream(SECRET)
+        assert np.array_equal(other.rounded_normals(count, 2.0**22), alone)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    # The stream is read on behind the words of all pairs.
     after = Stream(SECRET)
     after.words(2 * ((count + 1) // 2))
-    assert shared.read(8) == after.read(8)
+    assert other.read(8) == after.read(8)
 
 
 @settings(max_examples=20, deadline=None)
