@@ -38,6 +38,7 @@ class RankOne:
         columns: (n, columns), the layer's inputs.
 
     >>> import torch
+    >>> from raydp.geometry.rank_one import RankOne
     >>> gradient = RankOne(rows=torch.tensor([[3.0, 4.0]]), columns=torch.tensor([[1.0, 0.0, 2.0]]))
     >>> gradient.dense()
     tensor([[[3., 0., 6.],
@@ -106,6 +107,7 @@ def joint_lengths(gradients: Sequence[ExampleGradients]) -> Tensor:
 def product_unit(largest: float) -> float:
     """A power of two of which vectors of norm at most ``largest`` are at most 2^44 long.
 
+    >>> from raydp.geometry.rank_one import product_unit
     >>> product_unit(1.0) * 2**44
     1.0
     """

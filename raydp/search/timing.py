@@ -70,19 +70,19 @@ def _rehearse(
             num_classes=private.num_classes,
         ),
     )
-    copies = 1
+    views = 1
     if isinstance(hyperparameters, GradientHyperparameters):
-        copies = hyperparameters.augmentation_multiplicity
+        views = hyperparameters.augmentation_multiplicity
     gradients = PerExampleGradients(
         model,
         task.loss,
-        example=made_up_example(task, private, copies=copies),
+        example=made_up_example(task, private, copies=views),
         precision=search.precision,
     )
     key, total = NoiseKey.insecure(0), 0.0
     for phase in plan.phases:
         own = policy.engine(phase.name)
-        multiplicity = copies if own is None else 1
+        multiplicity = views if own is None else 1
         preferred = gradients.compact_batch if own is None else own.preferred_batch
         size = max(1, min(search.micro_batch, preferred) // multiplicity)
         copies = size * multiplicity

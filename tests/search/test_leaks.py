@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raydp import cli
 from raydp.errors import InvalidValue
+from raydp.geometry.rank_one import dense
 from raydp.search import statement
 from raydp.search.display import Display
 from raydp.search.results import Result, write_trials_parquet
@@ -37,7 +38,8 @@ class Spy:
         self.query = run.private_gradient
 
     def __call__(self, batches: Iterable[Sequence[Tensor]], *, geometry: Any, phase: Any, **given: Any) -> Any:
-        seen = [list(part) for part in batches]
+        seen = [[dense(gradient) for gradient in part] for part in batches]
+        given |= {"shapes": {}}  # they are all there now
         norms = torch.cat([self.norms(geometry.project(part)) for part in seen]) if seen else torch.zeros(0)
         self.sizes.add(len(norms))
         if len(norms):
