@@ -26,6 +26,7 @@ from raydp.tasks import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adam")
 #: In which the passes through a model can be computed; clipping and noise are always float32 and exact.
+ENGINES = ("auto", "materialized", "vmap")  # how per-example gradients come about
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "linear", "cosine", "warmup_cosine")
 

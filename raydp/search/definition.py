@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from raydp import _reference, _validate, tasks
 from raydp.errors import InvalidValue, UnknownName
 from raydp.methods import METHODS, Method, method
-from raydp.methods.base import PRECISIONS, Config, Hyperparameters, Scalar, coerce, hyperparameter_types
+from raydp.methods.base import ENGINES, PRECISIONS, Config, Hyperparameters, Scalar, coerce, hyperparameter_types
 from raydp.privacy import selection as selections
 from raydp.privacy.accountants import ACCOUNTANTS
 from raydp.privacy.budget import Budget
@@ -141,6 +141,8 @@ class Search:
         public_limit: how many public examples a run draws at random.
         reports: evaluations (and checkpoints) of a run.
         micro_batch: examples whose gradients are held at once. Speed and memory only.
+        engine: how per-example gradients come about: ``auto`` (layer by layer, outer products left as such),
+            ``materialized`` (every entry of every example) or ``vmap``. Speed and memory only.
         precision: of forward and backward passes, ``float32`` or ``bfloat16``; clipping, sums and noise are as ever.
         holdout_budget: what each run may release of a private hold-out, whose people are others than those who are
             trained on; it is composed over all runs, beside ``budget``. (Under random stopping it is what the released
@@ -193,6 +195,7 @@ class Search:
     task: str | None = None
     reports: int = 5
     micro_batch: int = 1024
+    engine: str = "auto"
     precision: str = "float32"
     resources: Resources = Resources()
     warm_start: tuple[Mapping[str, Scalar], ...] = ()
@@ -227,6 +230,7 @@ class Search:
         _validate.integer("seed", self.seed, low=0)
         _validate.integer("reports", self.reports, low=1)
         _validate.integer("micro_batch", self.micro_batch, low=1)
+        _validate.one_of("engine", self.engine, ENGINES)
         _validate.one_of("precision", self.precision, PRECISIONS)
         for name in ("data_limit", "public_limit"):
             if getattr(self, name) is not None:

@@ -26,8 +26,7 @@ from raydp.search.earlier import Earlier, carried, carried_of_holdout
 from raydp.search.runner import check
 from raydp.search.sampling import Sampling
 from raydp.search.spending import Carried, Composition, compositions, largest, merged
-from raydp.search.timing import seconds_of_a_run
-from raydp.training.gradients import PerExampleGradients
+from raydp.search.timing import engine_of, seconds_of_a_run
 
 _BYTES = 4  # of a float32
 
@@ -190,7 +189,8 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         adjacency=search.budget.adjacency,
         accountant=search.accountant,
     )
-    held = min(search.micro_batch, PerExampleGradients(model).preferred_batch)
+    engine = engine_of(search, hyperparameters, model=model, dataset=dataset)
+    held = min(search.micro_batch, engine.compact_batch) * engine.numbers_held
     images = (len(dataset.private) + len(dataset.holdout)) * int(torch.tensor(dataset.private.input_shape).prod())
     return {
         "coordinates": coordinates,
@@ -199,7 +199,8 @@ def _cost(search: Search, config: Mapping[str, Any], plan: Plan, *, concurrent: 
         "seconds_for_the_search": float(f"{seconds * runs / max(1, concurrent):.3g}"),
         "seconds_measured_with": f"one worker of {search.resources.cpus_per_worker} thread(s), random inputs, the "
         "method's own steps, without pre-training and evaluation",
-        "megabytes_a_trial": round((images + 2 * held * coordinates * _BYTES) / 1e6, 1),
+        "megabytes_a_trial": round((images + 2 * held + 6 * coordinates) * _BYTES / 1e6, 1),
+        "gradients": engine.describe(),
         "epsilon_of_the_search_if_all_runs_finish": whole.upper,
         "runs": runs,
     }

@@ -356,6 +356,7 @@ class Session:
             insecure_seed=search.insecure_seed,
             reports=search.reports,
             micro_batch=search.micro_batch,
+            engine=search.engine,
             precision=search.precision,
             threads=resources.cpus_per_worker,
             device="cuda" if resources.gpus_per_worker else "cpu",

@@ -47,6 +47,22 @@ def seconds_of_a_run(
         torch.set_num_threads(threads)
 
 
+def engine_of(
+    search: Search, hyperparameters: Hyperparameters, *, model: nn.Module, dataset: data.Dataset
+) -> PerExampleGradients:
+    """What a trial computes per-example gradients by."""
+    task, views = search.target_task, 1
+    if isinstance(hyperparameters, GradientHyperparameters):
+        views = hyperparameters.augmentation_multiplicity
+    return PerExampleGradients(
+        model,
+        task.loss,
+        example=made_up_example(task, dataset.private, copies=views),
+        engine=search.engine,
+        precision=search.precision,
+    )
+
+
 def _rehearse(
     search: Search,
     method: Method,
@@ -73,12 +89,7 @@ def _rehearse(
     views = 1
     if isinstance(hyperparameters, GradientHyperparameters):
         views = hyperparameters.augmentation_multiplicity
-    gradients = PerExampleGradients(
-        model,
-        task.loss,
-        example=made_up_example(task, private, copies=views),
-        precision=search.precision,
-    )
+    gradients = engine_of(search, hyperparameters, model=model, dataset=dataset)
     key, total = NoiseKey.insecure(0), 0.0
     for phase in plan.phases:
         own = policy.engine(phase.name)

@@ -74,6 +74,7 @@ class Assignment:
     gpus: float = 0.0
     time_limit: float | None = None
     holdout_plan: str | None = None
+    engine: str = "auto"
     precision: str = "float32"
     metric: str | None = None
     part: str | None = None
@@ -132,6 +133,7 @@ def outcomes(assignment: Assignment, workers: Workers = ALONE) -> Iterator[dict[
             part=_part(assignment, directory),
             reports=assignment.reports,
             micro_batch=assignment.micro_batch,
+            engine=assignment.engine,
             precision=assignment.precision,
             device=assignment.device,
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -31,7 +32,7 @@ from raydp.geometry.capture import (
     vmapped_gradients,
 )
 from raydp.geometry.rank_one import ExampleGradients, dense
-from raydp.methods.base import PRECISIONS
+from raydp.methods.base import ENGINES, PRECISIONS
 from raydp.models.standardized import StandardizedConv2d
 from raydp.privacy.noise import NoiseKey
 from raydp.tasks import Task, cross_entropy_sum
@@ -108,6 +109,7 @@ class PerExampleGradients:
             model that nobody has tested.
         example: None, or the inputs (1, …) of a made-up example, which shows the layers whose gradients can be handed
             over as outer products.
+        engine: ``auto``; or, to compare, ``materialized`` (no outer products) or ``vmap`` (no formulas of layers).
         precision: ``float32``; or ``bfloat16``, in which the passes through the model are then computed where torch's
             autocast does so. What is made of them (each example's gradient, its norm, its clipping) is float32, so the
             clip norm bounds it as ever: it is another function of the example, no looser a bound.
@@ -119,6 +121,7 @@ class PerExampleGradients:
         preferred_batch: the number of examples at a time that is fast for a model of this size; a smaller batch
             saves memory, a larger one mostly costs it.
         compact_batch: the same for :meth:`compact`.
+        numbers_held: what :meth:`compact` holds of each example.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class PerExampleGradients:
         *,
         probe: Tensor | None = None,
         example: Tensor | None = None,
+        engine: str = "auto",
         precision: str = "float32",
     ) -> None:
         self.model = model
@@ -138,17 +142,19 @@ class PerExampleGradients:
         self._layers = layers_of(model)
         formulas = {**GradSampleModule.GRAD_SAMPLERS, **_FORMULAS}
         self._formulas = {type(module): formulas.get(type(module)) for _, module in self._layers}
-        self.engine = "vmap" if None in self._formulas.values() else "captured"
+        _validate.one_of("engine", engine, ENGINES)
+        self.engine = "vmap" if None in self._formulas.values() or engine == "vmap" else "captured"
         if probe is not None and self.engine == "captured" and not self._captures_all(probe):
             self.engine = "vmap"
         self.shapes: dict[int, tuple[int, int]] = {}
-        if example is not None and self.engine == "captured":
+        if example is not None and self.engine == "captured" and engine == "auto":
             self.shapes = self._rank_one_weights(example)
         sizes = [parameter.numel() for parameter in self.parameters]
         self.preferred_batch = _batch_of(sum(sizes))
-        self.compact_batch = _batch_of(
-            sum(sum(self.shapes[index]) if index in self.shapes else size for index, size in enumerate(sizes))
+        self.numbers_held = sum(
+            sum(self.shapes[index]) if index in self.shapes else size for index, size in enumerate(sizes)
         )
+        self.compact_batch = _batch_of(self.numbers_held)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
         """Gradients of n examples.
@@ -178,6 +184,14 @@ class PerExampleGradients:
         if len(inputs) == 0 or self.engine == "vmap":
             return list(self(inputs, targets))
         return self._captured(inputs, targets, frozenset(self.shapes), frozen)
+
+    def describe(self) -> dict[str, Any]:
+        """How the gradients come about: by what, which parameters as outer products, and how many examples at once."""
+        return {
+            "by": "torch.func.vmap" if self.engine == "vmap" else "formulas of the layers",
+            "outer_products": [self.names[index] for index in self.shapes],
+            "examples_at_once": self.compact_batch,
+        }
 
     def _rank_one_weights(self, example: Tensor) -> dict[int, tuple[int, int]]:
         """Linear layers that are called once, on one vector an example, and whose weight is nobody else's."""

@@ -30,6 +30,7 @@ def conditions(
     public: str | None,
     model: str | None,
     workers: int = 1,
+    engine: str = "auto",
     precision: str = "float32",
 ) -> dict[str, Any]:
     """What decides a step's result to the last bit, besides the plan, the key, the private data and the seed.
@@ -39,6 +40,7 @@ def conditions(
     Args:
         device: ``cpu`` or ``cuda``.
         micro_batch: how many gradients are summed up at once.
+        engine: how per-example gradients come about.
         precision: of forward and backward passes.
         config: the hyperparameters.
         public: digest of the public examples, or None.
@@ -52,6 +54,7 @@ def conditions(
         "device": f"{device}, {platform.machine()}, {capability}",
         "threads": torch.get_num_threads(),
         "micro_batch": micro_batch,
+        "engine": engine,
         "precision": precision,
         "workers": workers,
         "config": dict(config),

@@ -73,6 +73,7 @@ class RunSpec:
         reports: how often the run evaluates, checkpoints and reports, at least once.
         micro_batch: at most so many gradients are held at once, and half of them where memory runs out; changes speed
             and memory, nothing else.
+        engine: how per-example gradients come about; speed and memory only.
         precision: of forward and backward passes, float32 or bfloat16; clipping and noise are as ever.
         device: ``cpu`` or ``cuda``.
     """
@@ -97,6 +98,7 @@ class RunSpec:
     metric: str | None = None
     reports: int = 10
     micro_batch: int = 1024
+    engine: str = "auto"
     precision: str = "float32"
     device: str = "cpu"
 
@@ -272,6 +274,7 @@ class _Run:
             self.task.loss,
             probe=None if probe is None else probe.to(spec.device),
             example=made_up_example(self.task, private, copies=self.augmentation.multiplicity, device=spec.device),
+            engine=spec.engine,
             precision=spec.precision,
         )
         self.parameters = self.gradients.parameters
@@ -294,6 +297,7 @@ class _Run:
         self.conditions = replay.conditions(
             device=spec.device,
             micro_batch=spec.micro_batch,
+            engine=spec.engine,
             precision=spec.precision,
             config=spec.config,
             public=None if self.public is None else self.public.digest(),

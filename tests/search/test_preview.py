@@ -48,6 +48,7 @@ def test_the_documented_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cost["epsilon_of_the_search_if_all_runs_finish"] > 3
     assert cost["seconds_for_the_search"] >= 0
     assert cost["coordinates"] > 0
+    assert cost["gradients"]["outer_products"] and cost["gradients"]["by"] == "formulas of the layers"
 
 
 def test_trials_of_several_workers_and_what_does_not_fit_this_machine() -> None:
