@@ -20,7 +20,7 @@ from pathlib import Path
 from opacus.accountants.utils import get_noise_multiplier
 
 from raydp.privacy import Budget, PhaseSpec, PlanCache, calibrate
-from raydp.privacy.accountants import _pmf
+from raydp.privacy.accountants import _pmf, library
 from raydp.privacy.accountants import rdp as rdp_module
 
 POPULATION, DELTA = 50_000, 1e-5
@@ -35,7 +35,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 def _cold() -> None:
     """Forget what earlier calls left in memory."""
-    for function in (_pmf.pessimistic, _pmf.optimistic, rdp_module._step):
+    for function in (_pmf.pessimistic, _pmf.optimistic, rdp_module._step, library._composed):
         function.cache_clear()
 
 

@@ -6,6 +6,7 @@ for where the library is accurate and quick; where it is not, :class:`OutOfReach
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -67,17 +68,22 @@ def distribution(
         points = _points(item, adjacency, width)
         if points > MAX_POINTS:
             raise TooManyPoints(f"dp-accounting would need {points:.1e} grid points for one step")
-        step = distributions.from_gaussian_mechanism(
-            item.noise_multiplier,
-            value_discretization_interval=width,
-            log_mass_truncation_bound=_LOG_TAIL,
-            sampling_prob=item.sample_rate,
-            neighboring_relation=_RELATIONS[adjacency],
-        )
-        composed = step.self_compose(item.steps)
+        composed = _composed(item, adjacency, width)
         total = composed if total is None else total.compose(composed)
     assert total is not None
     return total
+
+
+@functools.lru_cache(maxsize=4)  # while one phase's noise is solved, the others' distributions are the same
+def _composed(item: Mechanism, adjacency: Adjacency, width: float) -> distributions.PrivacyLossDistribution:
+    step = distributions.from_gaussian_mechanism(
+        item.noise_multiplier,
+        value_discretization_interval=width,
+        log_mass_truncation_bound=_LOG_TAIL,
+        sampling_prob=item.sample_rate,
+        neighboring_relation=_RELATIONS[adjacency],
+    )
+    return step.self_compose(item.steps)
 
 
 def _points(item: Mechanism, adjacency: Adjacency, width: float) -> float:
