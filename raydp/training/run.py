@@ -43,7 +43,7 @@ from raydp.training.discretion import discreet
 from raydp.training.gradients import PerExampleGradients, average_copies, equal_parts, made_up_example
 from raydp.training.holdout import HoldoutQuery, fingerprint, phase_of, reports_of
 from raydp.training.memory import Batches, MicroBatch
-from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, learning_rate_factor
+from raydp.training.optimizer import CoordinateOptimizer, WeightAverage, all_finite, learning_rate_factor
 from raydp.training.step import private_gradient
 from raydp.training.workers import as_one
 
@@ -476,7 +476,7 @@ class _Run:
         if self.policy.trains(phase.name):
             self._train(geometry, released, phase, step)
         self.step += 1
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters):
+        if not all_finite(self.parameters):
             raise Diverged(f"the weights are not finite after step {self.step} of {self.spec.plan.steps}")
 
     def _query(self, phase: Phase, step: int, geometry: Geometry, key: NoiseKey) -> list[Tensor]:

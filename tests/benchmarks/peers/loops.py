@@ -22,7 +22,7 @@ from raydp.methods.scores import random_ranking
 from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.noise import NoiseKey
 from raydp.training.gradients import PerExampleGradients, equal_parts
-from raydp.training.optimizer import CoordinateOptimizer
+from raydp.training.optimizer import CoordinateOptimizer, all_finite
 from raydp.training.run import RunSpec
 from raydp.training.step import private_gradient
 from tests.benchmarks.peers.workloads import WORKLOADS, ExampleLosses, Workload
@@ -126,7 +126,7 @@ def raydp_step(
         )
         optimizer.step(geometry.lift(released), setting.learning_rate)
         step += 1
-        if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+        if not all_finite(parameters):
             raise Diverged(f"the weights are not finite after step {step}")
 
     return advance
