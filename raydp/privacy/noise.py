@@ -21,9 +21,10 @@ standard normal. As S is an integer,
 the Gaussian mechanism on γS, of sensitivity C and noise σC, followed by a rounding that does not depend on the data:
 post-processing. Every integer can come out whatever S is. A geometry that projects the sum instead of each example, as
 DP-NGD's whitening does, sums the clipped *gradients* exactly, projects that sum in float64, and rounds it to the grid;
-each example is clipped to a little less than C, by what this can add (:mod:`raydp.training.step`). There the lengths
-themselves rest on an allowance for float32's rounding that is generous, but not the worst case. What follows (scaling,
-dividing by B, rounding to float32) is post-processing too. The rounded normals are exact but for probability 2^-100 a
+each example is clipped to a little less than C, by what this can add (:mod:`raydp.training.step`). So it is with
+gradients that are never multiplied out and summed exactly on a finer grid (:mod:`raydp.geometry.rank_one`). Lengths in
+whitened spaces rest on an allowance for float32's rounding that is generous, but not the worst case. What follows
+(scaling, dividing by B, rounding to float32) is post-processing too. The rounded normals are exact but for probability 2^-100 a
 draw, which adds less than 2^-50 to delta over 2^45 draws at any epsilon below 3. Timing is not covered.
 """
 
@@ -55,7 +56,8 @@ NOISE_CLAIM = (
     "The clipped vectors are summed exactly as integers on a grid of a power of two, each cut off towards zero, and "
     "the noise is a normal rounded to an integer exactly but for probability 2^-100 a draw: the Gaussian mechanism "
     "followed by rounding, which floating-point attacks (Mironov 2012; Jin et al. 2022; Casacuberta et al. 2022) do "
-    "not reach. DP-NGD's whitened sum is one of gradients, exact too, and gives up of C what its projection may round. "
+    "not reach. DP-NGD's whitened sum is one of gradients, and that of outer products lies on a finer grid; both are "
+    "exact too, and give up of C what rounding them to the noise's grid may add. "
     "The guarantee is computational: it assumes that AES-256 and BLAKE2b are pseudo-random. Timing is not covered."
 )
 
