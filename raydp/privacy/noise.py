@@ -24,8 +24,8 @@ DP-NGD's whitening does, sums the clipped *gradients* exactly, projects that sum
 each example is clipped to a little less than C, by what this can add (:mod:`raydp.training.step`). So it is with
 gradients that are never multiplied out and summed exactly on a finer grid (:mod:`raydp.geometry.rank_one`). Lengths in
 whitened spaces rest on an allowance for float32's rounding that is generous, but not the worst case. What follows
-(scaling, dividing by B, rounding to float32) is post-processing too. The rounded normals are exact but for probability 2^-100 a
-draw, which adds less than 2^-50 to delta over 2^45 draws at any epsilon below 3. Timing is not covered.
+(scaling, dividing by B, rounding to float32) is post-processing too. The rounded normals are exact but for probability
+2^-100 a draw, which adds less than 2^-50 to delta over 2^45 draws at any epsilon below 3. Timing is not covered.
 """
 
 from __future__ import annotations
