@@ -77,3 +77,8 @@ class SeparableGeometry(Geometry, Protocol):
     def weights(self, index: int, shape: tuple[int, int]) -> Tensor | None:
         """1 where an entry of the matrix ``index`` is a coordinate, else 0, (rows, columns); None for all of them."""
         ...
+
+
+def frozen_parameters(geometry: Geometry) -> frozenset[int]:
+    """Positions of the parameters without any trained entry: of these no gradient is needed."""
+    return frozenset(index for index, active in enumerate(geometry.support or ()) if not active.numel())

@@ -61,11 +61,6 @@ class Support:
     def _masks(self) -> dict[int, Tensor]:
         return {}
 
-    @cached_property
-    def frozen(self) -> frozenset[int]:
-        """Parameters without any coordinate: of these no gradient is needed."""
-        return frozenset(index for index, active in enumerate(self.indices) if not active.numel())
-
 
 def support_size(active_ratio: float, coordinates: int) -> int:
     """k = floor(rho·d), at least 1.

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from raydp import data
-from raydp.geometry import Support
+from raydp.geometry.base import frozen_parameters
 from raydp.methods import Method, PublicExamples, Setting
 from raydp.methods.base import GradientHyperparameters, Hyperparameters
 from raydp.privacy.noise import NoiseKey
@@ -51,16 +51,19 @@ def engine_of(
     search: Search, hyperparameters: Hyperparameters, *, model: nn.Module, dataset: data.Dataset
 ) -> PerExampleGradients:
     """What a trial computes per-example gradients by."""
-    task, views = search.target_task, 1
-    if isinstance(hyperparameters, GradientHyperparameters):
-        views = hyperparameters.augmentation_multiplicity
+    task = search.target_task
     return PerExampleGradients(
         model,
         task.loss,
-        example=made_up_example(task, dataset.private, copies=views),
+        example=made_up_example(task, dataset.private, copies=_views(hyperparameters)),
         engine=search.engine,
         precision=search.precision,
     )
+
+
+def _views(hyperparameters: Hyperparameters) -> int:
+    """Augmented copies of an example, whose gradients are averaged."""
+    return hyperparameters.augmentation_multiplicity if isinstance(hyperparameters, GradientHyperparameters) else 1
 
 
 def _rehearse(
@@ -86,14 +89,11 @@ def _rehearse(
             num_classes=private.num_classes,
         ),
     )
-    views = 1
-    if isinstance(hyperparameters, GradientHyperparameters):
-        views = hyperparameters.augmentation_multiplicity
     gradients = engine_of(search, hyperparameters, model=model, dataset=dataset)
     key, total = NoiseKey.insecure(0), 0.0
     for phase in plan.phases:
         own = policy.engine(phase.name)
-        multiplicity = views if own is None else 1
+        multiplicity = _views(hyperparameters) if own is None else 1
         preferred = gradients.compact_batch if own is None else own.preferred_batch
         size = max(1, min(search.micro_batch, preferred) // multiplicity)
         copies = size * multiplicity
@@ -106,7 +106,7 @@ def _rehearse(
         later = 0.0
         if phase.steps > 1 and policy.interval(phase.name) != 1:
             later, geometry = _timed(lambda name=phase.name: policy.geometry(name, 1))  # type: ignore[misc]
-        frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+        frozen = frozen_parameters(geometry)
         clipped = ClippedSum(
             geometry=geometry,
             clip_norm=phase.clip_norm,

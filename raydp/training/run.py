@@ -28,7 +28,8 @@ from raydp._workers import ALONE, Workers, gather, own_part
 from raydp.data import Batch, Dataset, Part
 from raydp.data.augmentation import Augmentation, apply, draw
 from raydp.errors import CorruptFile, Diverged, InvalidValue, RaydpError
-from raydp.geometry import Geometry, Support
+from raydp.geometry import Geometry
+from raydp.geometry.base import frozen_parameters
 from raydp.geometry.rank_one import ExampleGradients
 from raydp.methods import Method, PublicExamples, Setting, method
 from raydp.methods.base import Config, Engine, GradientHyperparameters, Hyperparameters, Policy
@@ -548,7 +549,7 @@ class _Run:
         views = draw(self.augmentation, n, key.generator("augment", phase.name, step))
         shape = self.dataset.private.input_shape
         noise = self.task.draw(n * multiplicity, shape, key.generator("task", phase.name, step))
-        frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+        frozen = frozen_parameters(geometry)
         for part in self._own_parts(n, self.gradients.compact_batch, multiplicity):
             inputs, targets = self._placed(batch, part)
             if len(shape) == 3:

@@ -174,11 +174,10 @@ class ClippedSum:
     device: str = "cpu"
     shapes: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     total: list[Tensor] = field(init=False)
-    _measured: MeasuredGeometry | None = field(init=False)
     _grid: _GradientGrid | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._measured, self._grid = None, None
+        self._grid = None
         if isinstance(self.geometry, SeparableGeometry):
             self.shapes = {index: shape for index, shape in self.shapes.items() if self.geometry.sizes[index]}
         elif not isinstance(self.geometry, MeasuredGeometry):
@@ -190,11 +189,9 @@ class ClippedSum:
                 spacing=self.spacing,
                 product_rows=sum(rows for rows, _ in self.shapes.values()),
             )
-            if self._grid is None:
+            if self._grid is None:  # every example is projected
                 self.shapes = {}
-            else:
-                self._measured = self.geometry
-        sizes = list(self.geometry.sizes if self._measured is None else self._measured.parameter_sizes)
+        sizes = list(self.geometry.sizes if self._grid is None else self._measured.parameter_sizes)
         for index, shape in self.shapes.items():
             sizes[index] = math.prod(shape)
         self.total = [torch.zeros(size, dtype=torch.int64, device=self.device) for size in sizes]
@@ -207,20 +204,16 @@ class ClippedSum:
             return
         if len(gradients[0]) == 0:
             return
-        if self._measured is None and not self.shapes:
+        if self._grid is None and not self.shapes:
             rows = self.geometry.project([dense(part) for part in gradients])
             for total, found in zip(self.total, clipped_sum(rows, self.clip_norm, self.spacing), strict=True):
                 total += found
             return
         # Lengths are those of what is summed.
         parts = [part.rounded() if isinstance(part, RankOne) else part for part in gradients]
-        if self._measured is not None and self._grid is not None:
-            lengths, margin, unit, largest = (
-                self._measured.lengths(parts),
-                self._grid.margin,
-                self._grid.unit,
-                self._grid.largest,
-            )
+        if self._grid is not None:
+            lengths = self._measured.lengths(parts)
+            margin, unit, largest = self._grid.margin, self._grid.unit, self._grid.largest
         else:
             parts, lengths = self._separated(parts)
             margin, unit, largest = self._rounding, self.spacing, GRID_CELLS
@@ -250,6 +243,12 @@ class ClippedSum:
                 chosen.append(coordinates)
                 squares.append(example_norms(coordinates).square())
         return chosen, torch.stack(squares).sum(dim=0).sqrt()
+
+    @property
+    def _measured(self) -> MeasuredGeometry:
+        """The geometry where there is a grid of gradients."""
+        assert isinstance(self.geometry, MeasuredGeometry)
+        return self.geometry
 
     @property
     def _rounding(self) -> float:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from raydp.geometry import Diagonal, Identity, Support, Whitening
-from raydp.geometry.base import Geometry
+from raydp.geometry.base import Geometry, frozen_parameters
 from raydp.geometry.blocks import DiagonalBlock, blocks_of
 from raydp.geometry.curvature import Curvature, DiagonalCurvature, LayerCurvature
 from raydp.geometry.preconditioning import PostConditioning, PreConditioning
@@ -111,7 +111,7 @@ def test_the_sum_is_that_of_the_gradients_multiplied_out(name: str, clip_norm: f
     engine = PerExampleGradients(model, example=examples(1)[0])
     geometry = geometries(model)[name]
     inputs, labels = examples(9)
-    frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+    frozen = frozen_parameters(geometry)
     compact = engine.compact(inputs, labels, frozen=frozen)
     assert sorted(engine.shapes) == [2, 4]
     wanted = clip(geometry.project(engine(inputs, labels)), clip_norm)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from raydp.errors import UnknownName
 from raydp.geometry import Identity, Support
-from raydp.geometry.base import Geometry
+from raydp.geometry.base import Geometry, frozen_parameters
 from raydp.geometry.rank_one import dense
 from raydp.methods.base import ENGINES
 from raydp.privacy.mechanism import grid_spacing
@@ -120,7 +120,7 @@ def test_clipped_sums_equal_the_loop(
         chosen = [(torch.rand(size) < ratio).nonzero().flatten() for size in sizes]
         chosen[-1] = torch.arange(sizes[-1])  # never nothing at all
         geometry = Support(indices=tuple(chosen))
-    frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+    frozen = frozen_parameters(geometry)
     clip_norm = 0.3
     total = ClippedSum(geometry=geometry, clip_norm=clip_norm, spacing=grid_spacing(clip_norm), shapes=gradients.shapes)
     total.add(gradients.compact(inputs, labels, frozen=frozen))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from raydp.errors import Diverged
 from raydp.geometry import Geometry, Identity, Support, support_size, top_k
+from raydp.geometry.base import frozen_parameters
 from raydp.methods.scores import random_ranking
 from raydp.privacy.mechanism import Phase, PhaseSpec
 from raydp.privacy.noise import NoiseKey
@@ -113,7 +114,7 @@ def raydp_step(
     )
     phase, key = Phase(spec=spec, noise_multiplier=setting.noise_multiplier), NoiseKey.insecure(0)
     geometry = _geometry([parameter.numel() for parameter in parameters], support)
-    frozen = geometry.frozen if isinstance(geometry, Support) else frozenset()
+    frozen = frozen_parameters(geometry)
     optimizer = CoordinateOptimizer(parameters, geometry.support, kind="sgd", momentum=0.0, weight_decay=0.0)
     step = 0
 
