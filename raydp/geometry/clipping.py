@@ -15,14 +15,19 @@ _INSIDE = 1 - 5e-6
 
 
 def example_norms(part: Tensor) -> Tensor:
-    """Euclidean norms (n,), float64, of the rows of ``part`` (n, size), to a relative 4e-6 whatever the size is."""
+    """Euclidean norms (n,), float64, of the rows of ``part`` (n, size), to a relative 4e-6 whatever the size is.
+
+    Squares of entries below 1e-19 underflow in float32. What a block may lose by that is added to it, so that a norm is
+    never too short; it counts where norms are near 1e-18.
+    """
     dtype = torch.promote_types(part.dtype, torch.float32)
     whole = part.shape[1] // _BLOCK * _BLOCK
     pieces = [part[:, whole:].unsqueeze(1)]
     if whole:
         pieces.append(part[:, :whole].unflatten(1, (-1, _BLOCK)))
     squares = [torch.linalg.vector_norm(piece, dim=2, dtype=dtype).double().square().sum(dim=1) for piece in pieces]
-    return torch.stack(squares).sum(dim=0).sqrt()
+    blocks = -(-part.shape[1] // _BLOCK)
+    return (torch.stack(squares).sum(dim=0) + blocks * _BLOCK * torch.finfo(dtype).tiny).sqrt()
 
 
 def joint_norms(coordinates: Sequence[Tensor]) -> Tensor:
@@ -65,6 +70,7 @@ def clip(coordinates: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
     >>> clipped.norm(dim=1).round(decimals=4)
     tensor([1.0000, 0.5000, 0.0000])
     """
-    factors, finite = clip_factors(coordinates, clip_norm)
-    clipped = [part * factors.unsqueeze(1) for part in coordinates]
+    # In float64: a factor below 1e-38 would have few digits left in float32.
+    factors, finite = scale_factors(joint_norms(coordinates), clip_norm, torch.float64)
+    clipped = [(part * factors.unsqueeze(1)).to(part.dtype) for part in coordinates]
     return clipped if bool(finite.all()) else [part.where(finite.unsqueeze(1), 0.0) for part in clipped]
